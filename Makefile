@@ -1,0 +1,78 @@
+# Needs only Python >= 3.11 and make: every target sets up what it uses.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# PYTHON=/path/to/python chooses the interpreter for a new environment.
+CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
+# command:package pairs that some tests use
+TOOLS := strace:strace faketime:faketime
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench torture tools clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-base ## save, kill, load, rewind and fork, with real output
+	@$(PY) examples/quickstart.py
+
+test: lint tools ## lint, types and every test (ARGS="-k name" narrows it)
+	@echo "==> pytest"
+	@$(PY) -m pytest -n logical --dist worksteal --durations 5 $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff and mypy
+	@echo "==> ruff check"
+	@$(PY) -m ruff check
+	@echo "==> ruff format --check"
+	@$(PY) -m ruff format --check
+	@echo "==> mypy"
+	@$(PY) -m mypy
+
+format: $(VENV)/.installed-dev ## format the code and fix what ruff can fix
+	@$(PY) -m ruff check --fix-only
+	@$(PY) -m ruff format
+
+bench: $(VENV)/.installed-bench ## measure against the peer (ARGS are passed on)
+	@$(PY) -m bench $(ARGS)
+
+torture: $(VENV)/.installed-dev tools ## every test with its long campaigns (hours)
+	@$(PY) -m pytest --torture --timeout 0 -n logical --dist worksteal --durations 20 $(ARGS)
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@for python in $(CANDIDATES); do \
+	    if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "==> $(VENV): $$($$python -V)"; \
+	        exec $$python -m venv --clear $(VENV); \
+	    fi; \
+	done; \
+	echo "holdfast needs Python 3.11 or newer with venv (on Debian: python3-venv); tried: $(CANDIDATES)" >&2; \
+	echo "hint: make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(VENV)/.installed-%: pyproject.toml $(PY)
+	@echo "==> pip install $(if $(filter base,$*),holdfast,'holdfast[$*]')"
+	@$(PY) -m pip install -qq --editable '.$(if $(filter base,$*),,[$*])'
+	@touch $@
+
+# Missing tools are installed where that is permitted; elsewhere their tests are skipped.
+tools:
+	@missing=; packages=; \
+	for pair in $(TOOLS); do \
+	    command -v "$${pair%%:*}" >/dev/null || { missing="$$missing $${pair%%:*}"; packages="$$packages $${pair##*:}"; }; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
+	    echo "==> apt-get install$$packages"; \
+	    $$sudo apt-get -qq update >/dev/null 2>&1; \
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$packages >/dev/null 2>&1 \
+	        && exit 0; \
+	fi; \
+	echo "notice: could not install$$missing: the tests that need them will be skipped"

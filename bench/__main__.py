@@ -1,0 +1,79 @@
+"""``python -m bench``: measure, print the table, write the page and the picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import disk, latency, memory, plot, reading, report, runs
+from .lab import Lab, Row
+
+MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
+    "disk-saves": disk.full_saves,
+    "disk-appends": disk.appends,
+    "runs": runs.every_message,
+    "append-length": latency.append_by_length,
+    "append-raw": latency.append_against_raw,
+    "save-large": latency.save_large,
+    "save-small": latency.save_small,
+    "load": reading.load,
+    "fork": reading.fork,
+    "disk-forks": disk.forks,
+    "diff": reading.diff,
+    "disk-window": disk.sliding_window,
+    "disk-edit": disk.append_and_edit,
+    "disk-replace": disk.random_replace,
+    "disk-files": disk.files_in_dict,
+    "history": reading.history,
+    "memory": memory.many_sessions,
+}
+
+
+def main() -> int:
+    options = _options()
+    chosen = [name for name in MEASURES if not options.only or name in options.only]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        lab = Lab(Path(folder), quick=options.quick, full_peer=options.full_peer, data=options.data)
+        for name in chosen:
+            start = time.perf_counter()
+            rows += MEASURES[name](lab)
+            print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            picture = options.out / "benchmarks.png"
+            plot.draw(lab.growth, picture)
+            page = options.out / "benchmarks.md"
+            report.write_page(rows, page, picture, real_runs=options.data is not None)
+    print(report.table(rows))
+    missed = [row for row in rows if row.passed is False]
+    if missed:
+        print(f"{len(missed)} of {len(rows)} bars missed", file=sys.stderr)
+    elif options.quick:
+        print("quick sizes: numbers only, the bars were not judged", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, under a minute, no bars")
+    parser.add_argument(
+        "--only", action="append", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES)
+    )
+    parser.add_argument("--data", type=Path, help="real runs: message lists as JSON, maybe gzipped")
+    parser.add_argument(
+        "--full-peer", action="store_true", help="let the peer save all 2,000 states (2.4 GB)"
+    )
+    parser.add_argument("--out", type=Path, help="where to write the page and the picture")
+    options = parser.parse_args()
+    if options.out is None and not (options.quick or options.only):
+        options.out = Path(__file__).parents[1] / "docs"
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Timing of several operations in turn, and ratios between them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# An arm prepares round i untimed and returns the operation to be timed.
+Arm = Callable[[int], Callable[[], object]]
+
+
+def interleave(rounds: int, **arms: Arm) -> dict[str, list[float]]:
+    """Seconds of each arm in each round. All arms run in every round, the first one rotating,
+    so that a slow moment of the machine touches all of them alike."""
+    names = list(arms)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.freeze()  # what the benchmark itself holds is not scanned during the operations
+    try:
+        for i in range(rounds):
+            turn = i % len(names)
+            for name in names[turn:] + names[:turn]:
+                taken[name].append(seconds(arms[name](i)))
+    finally:
+        gc.unfreeze()
+    return taken
+
+
+def seconds(operation: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = operation()
+    taken = time.perf_counter() - start
+    del result  # freeing what was returned is not timed
+    return taken
+
+
+def added(*series: Sequence[float]) -> list[float]:
+    """Round by round, the time of several arms together."""
+    return [sum(values) for values in zip(*series, strict=True)]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The time of one arm in terms of another: the median over blocks of rounds, and the range."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, series: Sequence[float], base: Sequence[float], blocks: int = 5) -> Ratio:
+        size = max(1, len(series) // blocks)
+        ratios = sorted(
+            statistics.median(series[i : i + size]) / statistics.median(base[i : i + size])
+            for i in range(0, size * (len(series) // size), size)
+        )
+        return cls(statistics.median(ratios), ratios[0], ratios[-1])
+
+    def __str__(self) -> str:
+        return f"{number(self.middle)} × ({number(self.low)}–{number(self.high)})"
+
+
+def number(value: float) -> str:
+    """Three digits that matter, or so: 0.044, 1.23, 12.3, 1234."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def duration(series: Sequence[float]) -> str:
+    """The median, in a unit that suits it."""
+    middle = statistics.median(series)
+    if middle >= 1:
+        return f"{middle:.1f} s"
+    return f"{number(middle * 1e3)} ms" if middle >= 1e-3 else f"{middle * 1e6:.0f} µs"

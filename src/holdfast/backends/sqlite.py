@@ -1,0 +1,351 @@
+"""SQLite: the default. One file, many processes of one machine.
+
+WAL with synchronous=FULL: a commit is on the disk when `commit` returns. One connection writes,
+under a lock; readers have connections of their own and never wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import apsw
+
+from holdfast.backends import sqlite_file as files
+from holdfast.backends.base import Backend, Change, Moved, Reader
+from holdfast.codec.records import SEQ_BITS, position
+from holdfast.codec.streams import STREAM_BITS
+from holdfast.errors import (
+    Corrupt,
+    InvalidRequest,
+    KeyTaken,
+    SessionExists,
+    Unavailable,
+    UnsupportedFormat,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_MASK = (1 << SEQ_BITS) - 1
+
+
+class SqliteBackend(Backend):
+    name = "sqlite"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool | None = None,
+        read_only: bool = False,
+        durability: str = "full",
+        timeout: float = 30.0,
+    ) -> None:
+        self.path, self.read_only = path, read_only
+        self._options = {"durability": durability, "timeout": timeout}
+        self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
+        self._writer: apsw.Connection | None = None
+        self._readers: list[apsw.Connection] = []
+        self._reading = 0
+        self._closed = False
+        files.check_library()
+        with files.translated(path):
+            if not path.exists():
+                if create is False or read_only:
+                    raise files.missing(path)
+                if not path.parent.is_dir():
+                    raise Unavailable(f"the folder {path.parent} does not exist")
+                files.create(path, durability=durability)
+            self._open()
+        _open_backends.add(self)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open the first connection, check the schema, and make the WAL's name durable."""
+        files.refuse_network(self.path.parent)
+        connection = self._connect()
+        try:
+            if files.check_schema(connection, self.path) < files.FORMAT:
+                if self.read_only:
+                    raise UnsupportedFormat(
+                        f"the store {self.path} has an older format",
+                        hint="open it once without read_only to upgrade it",
+                    )
+                files.migrate(connection)
+            if not self.read_only:
+                try:
+                    files.sync(self.path.parent)
+                except OSError as e:
+                    raise Unavailable(f"cannot sync the folder of {self.path}: {e}") from e
+        except BaseException:
+            connection.close()
+            raise
+        if self.read_only:
+            self._readers.append(connection)
+        else:
+            self._writer = connection
+
+    def _connect(self) -> apsw.Connection:
+        return files.connect(self.path, read_only=self.read_only, **self._options)  # type: ignore[arg-type]
+
+    def _writing(self) -> apsw.Connection:
+        if self._closed:
+            raise InvalidRequest("the store is closed", hint="open it again")
+        if self.read_only:
+            raise Unavailable(f"the store {self.path} was opened read-only")
+        if self._writer is None:
+            self._open()
+        return self._writer  # type: ignore[return-value]
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        with files.translated(self.path):
+            with self._lock:
+                if self._closed:
+                    raise InvalidRequest("the store is closed", hint="open it again")
+                self._reading += 1
+                connection = self._readers.pop() if self._readers else None
+            healthy = False
+            try:
+                if connection is None:
+                    connection = self._connect()
+                connection.execute("BEGIN")
+                try:
+                    yield _SqliteReader(connection)
+                finally:
+                    connection.execute("ROLLBACK")
+                healthy = True
+            finally:
+                with self._lock:
+                    self._reading -= 1
+                    if connection is not None and (self._closed or not healthy):
+                        connection.close()
+                    elif connection is not None:
+                        self._readers.append(connection)
+                    self._idle.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._release()
+                _open_backends.discard(self)
+
+    def _release(self) -> None:
+        """Close all connections and wait for those in use."""
+        while self._reading:
+            self._idle.wait()
+        for connection in [*self._readers, self._writer]:
+            if connection is not None:
+                connection.close()
+        self._readers.clear()
+        self._writer = None
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def commit(self, change: Change) -> None:
+        with self._lock, files.translated(self.path):
+            connection = self._writing()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                _write(connection, change)
+                connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back(connection)
+                raise
+
+    def reserve(self, space: Literal["session", "stream"], count: int) -> int:
+        with self._lock, files.translated(self.path):
+            connection = self._writing()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                after: Any = connection.execute(
+                    "UPDATE counters SET next = next + ? WHERE space = ? RETURNING next",
+                    (count, space),
+                ).get
+                connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back(connection)
+                raise
+            if not isinstance(after, int) or after <= count:
+                raise Corrupt(f"the store {self.path} has lost its counter of {space}s")
+            return after - count
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            # Its state is unknown; the next write opens another.
+            self._writer = None
+            with suppress(apsw.Error):
+                connection.close()
+
+
+def _write(connection: apsw.Connection, change: Change) -> None:
+    execute = connection.execute
+    session = change.session
+    if change.create is not None:
+        try:
+            execute("INSERT INTO sessions VALUES (?, ?, ?)", (session, *change.create))
+            execute("INSERT INTO heads VALUES (?, ?)", (session, change.head))
+        except apsw.ConstraintError:
+            raise SessionExists("a session of this name exists already") from None
+    else:
+        execute(
+            "UPDATE heads SET body = ? WHERE session = ? AND body = ?",
+            (change.head, session, change.expect),
+        )
+        if connection.changes() != 1:
+            raise Moved
+    try:
+        for stream, first, replaces, body in change.rows:
+            pos = stream << STREAM_BITS | first
+            if replaces:
+                execute("DELETE FROM items WHERE pos >= ? AND pos < ?", (pos, pos + replaces))
+            execute("INSERT INTO items VALUES (?, ?)", (pos, body))
+        if change.checkpoint is not None:
+            seq, id, body = change.checkpoint
+            execute("INSERT INTO checkpoints VALUES (?, ?, ?)", (position(session, seq), id, body))
+    except apsw.ConstraintError as e:
+        raise Corrupt("a row that is about to be written exists already") from e
+    if change.key is not None and change.checkpoint is not None:
+        try:
+            execute(
+                "INSERT INTO keys VALUES (?, ?, ?)", (session, change.key, change.checkpoint[0])
+            )
+        except apsw.ConstraintError:
+            raise KeyTaken("the key names another checkpoint of this session") from None
+    for digest, body, rewrite in change.blobs:
+        how = "REPLACE" if rewrite else "IGNORE"
+        execute(f"INSERT OR {how} INTO blobs (digest, body) VALUES (?, ?)", (digest, body))
+    for seq, kind, value in change.unmarks:
+        execute(
+            "DELETE FROM marks WHERE pos = ? AND kind = ? AND value = ?",
+            (position(session, seq), kind, value),
+        )
+    for seq, kind, value, body in change.marks:
+        execute(
+            "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?)",
+            (position(session, seq), kind, value, body),
+        )
+    if change.operation is not None:
+        number, body = change.operation
+        execute("INSERT INTO operations VALUES (?, ?)", (position(session, number), body))
+
+
+class _SqliteReader(Reader):
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._execute = connection.execute
+
+    def session(self, name: bytes) -> tuple[int, bytes] | None:
+        return self._execute("SELECT num, body FROM sessions WHERE name = ?", (name,)).get  # type: ignore[no-any-return]
+
+    def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
+        return self._execute("SELECT name, body FROM sessions WHERE num = ?", (session,)).get  # type: ignore[no-any-return]
+
+    def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
+        return self._execute(
+            "SELECT num, name, body FROM sessions WHERE ?1 IS NULL OR name > ?1 ORDER BY name LIMIT ?2",
+            (after, limit),
+        ).fetchall()
+
+    def head(self, session: int) -> bytes | None:
+        return self._execute("SELECT body FROM heads WHERE session = ?", (session,)).get  # type: ignore[no-any-return]
+
+    def checkpoint(self, session: int, seq: int) -> tuple[bytes, bytes] | None:
+        return self._execute(  # type: ignore[no-any-return]
+            "SELECT id, body FROM checkpoints WHERE pos = ?", (position(session, seq),)
+        ).get
+
+    def checkpoints(
+        self, session: int, low: int, high: int, limit: int, *, reverse: bool = False
+    ) -> list[tuple[int, bytes, bytes]]:
+        order = "DESC" if reverse else "ASC"
+        return self._execute(
+            f"SELECT pos & {_MASK}, id, body FROM checkpoints WHERE pos BETWEEN ? AND ? "
+            f"ORDER BY pos {order} LIMIT ?",
+            (position(session, low), position(session, high), limit),
+        ).fetchall()
+
+    def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        return self._execute(
+            f"SELECT pos >> {SEQ_BITS}, pos & {_MASK}, id FROM checkpoints "
+            "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+            (low, high, limit),
+        ).fetchall()
+
+    def find_key(self, session: int, key: bytes) -> int | None:
+        return self._execute(  # type: ignore[no-any-return]
+            "SELECT seq FROM keys WHERE session = ? AND key = ?", (session, key)
+        ).get
+
+    def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
+        base = stream << STREAM_BITS
+        return self._execute(
+            "SELECT pos - ?1, body FROM items WHERE pos >= coalesce("
+            "(SELECT max(pos) FROM items WHERE pos BETWEEN ?1 AND ?1 + ?2), ?1 + ?2) "
+            "AND pos < ?1 + ?3 ORDER BY pos",
+            (base, start, stop),
+        ).fetchall()
+
+    def blob(self, digest: bytes) -> bytes | None:
+        return self._execute("SELECT body FROM blobs WHERE digest = ?", (digest,)).get  # type: ignore[no-any-return]
+
+    def marks(self, session: int, low: int, high: int) -> list[tuple[int, int, bytes, bytes]]:
+        return self._execute(
+            f"SELECT pos & {_MASK}, kind, value, body FROM marks WHERE pos BETWEEN ? AND ? "
+            "ORDER BY pos, kind, value",
+            (position(session, low), position(session, high)),
+        ).fetchall()
+
+    def find_marks(self, session: int, kind: int, value: bytes) -> list[tuple[int, bytes]]:
+        return self._execute(
+            f"SELECT pos & {_MASK}, body FROM marks INDEXED BY marks_by_value "
+            "WHERE kind = ? AND value = ? AND pos BETWEEN ? AND ? ORDER BY pos DESC",
+            (kind, value, position(session, 0), position(session, _MASK)),
+        ).fetchall()
+
+    def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        return self._execute(
+            f"SELECT pos & {_MASK}, body FROM operations WHERE pos BETWEEN ? AND ? ORDER BY pos",
+            (position(session, low), position(session, high)),
+        ).fetchall()
+
+    def check(self) -> Iterator[str]:
+        for (line,) in self._execute("PRAGMA integrity_check"):
+            if line != "ok":
+                yield line
+
+
+# -- fork safety ---------------------------------------------------------------------------------
+# A SQLite connection must not cross fork(): the child would inherit its idea of which locks it
+# holds, without the locks. So all are closed before a fork, and reopened on the next use.
+
+_open_backends: weakref.WeakSet[SqliteBackend] = weakref.WeakSet()
+_forking: list[SqliteBackend] = []
+
+
+def _before_fork() -> None:
+    for backend in list(_open_backends):
+        backend._lock.acquire()
+        _forking.append(backend)
+        backend._release()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop()._lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

@@ -1,0 +1,230 @@
+"""A store as a SQLite file: making one, opening one, and SQLite's errors in our words."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apsw
+
+from holdfast.errors import Corrupt, StoreNotFound, Unavailable, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+APPLICATION_ID = 0x484F4C44  # "HOLD"
+FORMAT = 1
+
+# Keys are packed integers (session<<32|seq, stream<<24|item): composite keys WITHOUT ROWID spill
+# rows above 1 KB into overflow pages.
+SCHEMA = {
+    "counters": "CREATE TABLE counters (space TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID",
+    "sessions": "CREATE TABLE sessions (num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "heads": "CREATE TABLE heads (session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "checkpoints": "CREATE TABLE checkpoints (pos INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "keys": "CREATE TABLE keys (session INTEGER, key BLOB, seq INTEGER NOT NULL, PRIMARY KEY (session, key)) WITHOUT ROWID",
+    "items": "CREATE TABLE items (pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "blobs": "CREATE TABLE blobs (num INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "marks": "CREATE TABLE marks (pos INTEGER, kind INTEGER, value BLOB, body BLOB NOT NULL, PRIMARY KEY (pos, kind, value)) WITHOUT ROWID",
+    "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)",
+    "operations": "CREATE TABLE operations (pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+}  # fmt: skip
+
+# From which format version to the next: statements, run in one transaction when a store is opened.
+MIGRATIONS: dict[int, tuple[str, ...]] = {}
+
+# All before it can lose acknowledged commits when one connection writes while another resets the WAL.
+_OLDEST_SQLITE = (3, 51, 3)
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
+_BACK_OFF = (50e-6, 600e-6)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except (apsw.CorruptError, apsw.NotADBError, apsw.FormatError) as e:
+        raise Corrupt(f"the store {path} is damaged: {e}") from e
+    except (UnicodeDecodeError, OverflowError) as e:  # a column's type was damaged
+        raise Corrupt(f"the store {path} is damaged: {e}") from e
+    except apsw.FullError as e:
+        raise Unavailable(
+            f"no room to write {path}: {e}", hint="nothing was lost; free some space and save again"
+        ) from e
+    except (apsw.BusyError, apsw.LockedError) as e:
+        raise Unavailable(
+            f"the store {path} is locked by another process", hint="a process may hang in a commit"
+        ) from e
+    except apsw.ReadOnlyError as e:
+        raise Unavailable(f"the store {path} cannot be written: {e}") from e
+    except (apsw.ThreadingViolationError, apsw.ConnectionClosedError):
+        raise
+    except apsw.Error as e:
+        # An SQL error on a schema that was checked means that pages lie about it.
+        if isinstance(e, apsw.SQLError):
+            raise Corrupt(f"the store {path} is damaged: {e}") from e
+        raise Unavailable(f"the store {path} failed: {e}") from e
+
+
+def check_library() -> None:
+    version = tuple(int(n) for n in apsw.sqlite_lib_version().split("."))
+    if version < _OLDEST_SQLITE:
+        raise Unavailable(
+            f"SQLite {apsw.sqlite_lib_version()} can lose acknowledged commits",
+            hint="install a current apsw wheel, which brings its own SQLite",
+        )
+
+
+def connect(path: Path, *, durability: str, read_only: bool, timeout: float) -> apsw.Connection:
+    """A connection with everything set explicitly."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    name = str(path)
+    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        name = f"{path.absolute().as_uri()}?immutable=1"  # nobody can write, so nobody does
+        flags |= apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(name, flags=flags)
+    connection.set_busy_handler(_patience(timeout))
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+    connection.execute("PRAGMA fullfsync = 1")
+    connection.execute("PRAGMA checkpoint_fullfsync = 1")
+    connection.execute("PRAGMA trusted_schema = 0")
+    connection.execute("PRAGMA cell_size_check = 1")
+    return connection
+
+
+def _patience(timeout: float) -> Callable[[int], bool]:
+    """Retry after a short random pause: SQLite's own waiting is unfair to those who came first."""
+    started = 0.0
+
+    def busy(count: int) -> bool:
+        nonlocal started
+        if count == 0:
+            started = time.monotonic()
+        elif time.monotonic() - started > timeout:
+            return False
+        time.sleep(random.uniform(*_BACK_OFF))  # noqa: S311 - jitter, not a secret
+        return True
+
+    return busy
+
+
+def create(path: Path, *, durability: str) -> None:
+    """A new store at `path`, complete and durable when it appears; or leave one that is there."""
+    refuse_network(path.parent)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    try:
+        try:
+            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            connection = connect(draft, durability=durability, read_only=False, timeout=0)
+            try:
+                _write_schema(connection)
+            finally:
+                connection.close()
+            sync(draft)
+            os.link(draft, path)
+            sync(path.parent)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as e:
+            raise Unavailable(f"cannot create the store {path}: {e}") from e
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+
+
+def _write_schema(connection: apsw.Connection) -> None:
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    with connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        for sql in SCHEMA.values():
+            connection.execute(sql)
+        connection.execute("INSERT INTO counters VALUES ('session', 1), ('stream', 1)")
+
+
+def check_schema(connection: apsw.Connection, path: Path) -> int:
+    """The format version of an existing store, whose tables must be exactly ours."""
+    application = connection.execute("PRAGMA application_id").get
+    version: int = connection.execute("PRAGMA user_version").get
+    if application != APPLICATION_ID:
+        if os.path.getsize(path) == 0:
+            raise Corrupt(f"{path} is an empty file, not a store", hint="remove it to start anew")
+        raise UnsupportedFormat(
+            f"{path} is a SQLite database, but no holdfast store", hint="choose another path"
+        )
+    if version > FORMAT:
+        raise UnsupportedFormat(
+            f"the store {path} has format {version}; this version knows up to {FORMAT}",
+            hint="use a newer holdfast",
+        )
+    if version not in MIGRATIONS and version != FORMAT:
+        raise Corrupt(f"the store {path} declares an impossible format {version}")
+    if version == FORMAT:
+        found = dict(
+            connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+        )
+        if found != SCHEMA:
+            wrong = sorted(set(found.items()) ^ set(SCHEMA.items()))
+            raise Corrupt(f"the store {path} has lost or changed its table {wrong[0][0]!r}")
+        if connection.pragma("journal_mode") != "wal":
+            raise Corrupt(f"the store {path} has lost its journal mode")
+    return version
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring an older store to the current format, all or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version: int = connection.execute("PRAGMA user_version").get
+        while version < FORMAT:
+            for sql in MIGRATIONS[version]:
+                connection.execute(sql)
+            version += 1
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def missing(path: Path) -> StoreNotFound:
+    return StoreNotFound(f"there is no store at {path}")
+
+
+def sync(path: Path) -> None:
+    """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def refuse_network(folder: Path) -> None:
+    """WAL needs shared memory between all processes that use a store: one machine."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    where = str(folder.resolve())
+    best, kind = "", ""
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        inside = where == point or where.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    if kind in _NETWORK:
+        raise Unavailable(
+            f"{folder} lies on a network file system ({kind}), where SQLite is not safe",
+            hint="use a local disk, or PostgreSQL for many machines",
+        )

@@ -1,0 +1,222 @@
+"""From a value and the last checkpoint's layout to the next one: write only what changed.
+
+Change is found by comparing bytes, never by object identity: a value mutated in place anywhere is
+always noticed. Each big list is encoded once, in C, and compared with its image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import chunks as images
+from holdfast.codec import ropes, values
+from holdfast.codec.nodes import (
+    DICT,
+    INLINE,
+    INLINE_LIST,
+    LEAF_MAX,
+    LIST,
+    LIST_FLAT,
+    RAW,
+    Blob,
+    Leaf,
+    Node,
+    Rope,
+    Struct,
+    splits_dict,
+    splits_list,
+)
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.codec.streams import Writes
+
+_MAX_SPINE = 64
+
+
+def lay_out(
+    value: Any, old: Node | None, out: Writes, *, depth: int = 0, nested: bool = False
+) -> Node:
+    """The node of `value`, sharing all it can with `old`; what is new goes to `out`.
+
+    `nested` says that the value lies inside an item of a rope, where small lists stay inline.
+    """
+    value = _plain(value)
+    kind = type(value)
+    if kind is dict and depth < _MAX_SPINE:
+        if isinstance(old, Struct) or (isinstance(old, Rope) and old.kind == DICT):
+            node = _dict(value, old, out, depth, nested=nested)
+            if node is not None:
+                return node
+        flat = values.encode(value)
+        if splits_dict(len(flat), len(value), root=depth == 0) and is_map(flat):
+            node = _dict(value, old, out, depth, nested=nested)
+            if node is not None:
+                return node
+    elif kind is list and depth < _MAX_SPINE:
+        flat = values.encode(value)
+        if splits_list(len(flat), len(value)):
+            if isinstance(old, Rope) and old.kind == LIST:
+                return _list_rope(value, flat, old, out, depth)
+            return _list(value, flat, old, out, depth, nested=nested)
+    return _whole(values.encode_exact(value), old, out)
+
+
+def _plain(value: Any) -> Any:
+    """Models as the dicts they are stored as."""
+    while True:
+        kind = type(value)
+        if isinstance(value, Enum):
+            value = value.value
+        elif dataclasses.is_dataclass(kind):
+            return {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
+        elif hasattr(kind, "model_dump") and hasattr(kind, "model_validate"):
+            return value.model_dump()
+        else:
+            return value
+
+
+def is_map(flat: bytes) -> bool:
+    return flat[0] & 0xF0 == 0x80 or flat[0] in (0xDE, 0xDF)
+
+
+def _is_text(flat: bytes) -> bool:
+    return flat[0] & 0xE0 == 0xA0 or flat[0] in (0xD9, 0xDA, 0xDB)
+
+
+def _whole(flat: bytes, old: Node | None, out: Writes) -> Node:
+    """A value that is hashed as one: inline, a blob, or bytes in fragments once it is edited."""
+    if len(flat) <= LEAF_MAX:
+        return Leaf(flat)
+    if isinstance(old, Blob) and old.flat == flat:
+        return old
+    digest = sha256(flat).digest()
+    if old is not None and old.hash == digest and isinstance(old, Blob | Rope):
+        return old
+    if isinstance(old, Blob) and old.size > LEAF_MAX:
+        before = old.flat or out.source.blob(old.hash, old.size)
+        if _alike(before, flat):
+            return ropes.raw(flat, digest, None, out)
+    elif isinstance(old, Rope) and old.kind == RAW:
+        node = ropes.raw(flat, digest, old, out)
+        if node is not None:
+            return node
+    out.blobs[digest] = flat
+    return Blob(digest, len(flat), flat)
+
+
+def _alike(before: bytes, after: bytes) -> bool:
+    """Whether at least half of `after` is the beginning and end of `before`."""
+    a, b = values.header_length(before), values.header_length(after)
+    if before[0] != after[0]:
+        return False
+    step = 512
+    common = 0
+    while after[b + common : b + common + step] == before[
+        a + common : a + common + step
+    ] and common < len(after):
+        common += step
+    tail = 0
+    limit = min(len(before), len(after)) - common
+    while (
+        tail < limit
+        and after[len(after) - tail - step : len(after) - tail]
+        == before[len(before) - tail - step : len(before) - tail]
+    ):
+        tail += step
+    return 2 * (common + tail) >= len(after)
+
+
+def _dict(
+    value: dict[Any, Any], old: Node | None, out: Writes, depth: int, *, nested: bool
+) -> Node | None:
+    """A dict child by child; None if its keys or its size call for hashing it whole."""
+    known = ropes.entries(old, out.source) if isinstance(old, Rope) and old.kind == DICT else old
+    if not (isinstance(known, Struct) and known.kind == DICT):
+        known = None
+    keys: list[bytes] = []
+    children: list[Node] = []
+    for key, child in value.items():
+        name = values.encode_exact(key)
+        if not _is_text(name):
+            return None
+        keys.append(name)
+        before = known.child(name) if known is not None else None
+        children.append(lay_out(child, before, out, depth=depth + 1, nested=nested))
+    node = Struct(DICT, tuple(keys), tuple(children))
+    if len(set(keys)) != len(keys) or not splits_dict(node.size, len(keys), root=depth == 0):
+        return None
+    return ropes.spill(node, old, out) if len(node.stored) > INLINE else node
+
+
+def settle(node: Struct, old: Node | None, out: Writes, depth: int) -> Node:
+    """A dict whose children were edited, laid out as its value calls for."""
+    if splits_dict(node.size, len(node.keys), root=depth == 0):
+        return ropes.spill(node, old, out) if len(node.stored) > INLINE else node
+    return _whole(ropes.flatten(node, out.source), old, out)
+
+
+def _list(
+    value: list[Any], flat: bytes, old: Node | None, out: Writes, depth: int, *, nested: bool
+) -> Node:
+    """A list that has no rope yet."""
+    before = old.children if isinstance(old, Struct) and old.kind == LIST else ()
+    items = []
+    for i, child in enumerate(value):
+        items.append(item(child, before[i] if i < len(before) else None, out, depth))
+    _check_same(flat, values.array_header(len(items)), items)
+    limit = INLINE if nested else INLINE_LIST
+    if sum([len(f) if n is None else len(n.stored) for f, n in items]) > limit:
+        return ropes.new_list(items, len(flat), out)
+    return Struct(LIST, (), tuple([Leaf(f) if n is None else n for f, n in items]))
+
+
+def item(value: Any, old: Node | None, out: Writes, depth: int) -> images.Item:
+    """The bytes of a list's item, and its node unless it is a leaf."""
+    flat = values.encode_exact(value)
+    return flat, _inner(value, flat, old, out, depth)
+
+
+def _check_same(flat: bytes, head: bytes, items: list[images.Item]) -> None:
+    if flat != head + b"".join([f for f, _ in items]):
+        raise InvalidRequest(
+            "the state changed while it was being saved",
+            hint="do not mutate a state in one thread while another saves it",
+        )
+
+
+def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int) -> Node:
+    """A list that has a rope: compare with its image, write what is new."""
+    known = ropes.chunks(old, out.source)
+    start = len(values.array_header(len(value)))
+    for suffix in (True, False):
+        m = images.match(known, flat, start, suffix=suffix)
+        if m.before + m.after > len(value):
+            continue  # common bytes that are not common items
+        if m.start == m.stop and m.before + m.after == len(value) == old.count:
+            return old
+        fresh = value[m.before : len(value) - m.after]
+        olds = ropes.nodes_between(known, m, old.count) if fresh else {}
+        pairs = olds if len(fresh) == old.count - m.before - m.after else {}
+        # Encode before laying out: a misaligned suffix must leave no trace in `out`.
+        encoded = [values.encode_exact(v) for v in fresh]
+        if flat[m.start : m.stop] != b"".join(encoded):
+            continue
+        return ropes.splice_list(
+            old, known, m, list(zip(fresh, encoded, strict=True)), len(flat), out,
+            lambda v, f, i: _inner(v, f, pairs.get(i), out, depth),
+        )  # fmt: skip
+    raise InvalidRequest(
+        "the state changed while it was being saved",
+        hint="do not mutate a state in one thread while another saves it",
+    )
+
+
+def _inner(value: Any, flat: bytes, old: Node | None, out: Writes, depth: int) -> Node | None:
+    if len(flat) <= LIST_FLAT or (len(flat) <= LEAF_MAX and type(value) is not list):
+        return None
+    node = lay_out(value, old, out, depth=depth + 1, nested=True)
+    return None if isinstance(node, Leaf) else node

@@ -1,0 +1,263 @@
+"""How a state is laid out: small values inline, big ones by reference.
+
+A state is a tree of nodes. Its *stored* encoding is the canonical one with every big part replaced
+by a reference: to a content-addressed *blob*, or to a *rope* of extents in append-only streams.
+The hash of a node depends on the value alone, never on how it is laid out.
+
+    Leaf    the canonical bytes, inline
+    Blob    a big value that is hashed whole (text, bytes, a list of numbers …)
+    Struct  a list or dict whose children are nodes, inline
+    Rope    a list, dict or big value whose items live in streams
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+import ormsgpack
+
+from holdfast.codec import values
+from holdfast.errors import Corrupt
+
+if TYPE_CHECKING:
+    from holdfast.codec.chunks import Chunk
+
+LIST, DICT, RAW = 0, 1, 2
+BLOB_TAG, ROPE_TAG = 32, 33
+
+# Part of the format: they decide how a value is hashed.
+LIST_FLAT, LIST_ITEM = 1024, 32
+DICT_FLAT, DICT_ITEM = 4096, 64
+ROOT_KEYS = 64
+# Layout only: may change without notice.
+LEAF_MAX = 4096
+INLINE_LIST, INLINE = 1024, 4096
+
+# 0xc1 begins no encoding, so these can never be the bytes of a value.
+_CHAIN_START = sha256(b"\xc1list").digest()
+_CHAIN, _DICT = b"\xc1item", b"\xc1dict"
+
+Extent = tuple[int, int, int]
+"""stream, first item, number of items"""
+
+
+class Tail(NamedTuple):
+    """Where a rope may go on writing: the true end of a stream, and its not yet packed items."""
+
+    line: int
+    stream: int
+    end: int
+    loose: int
+    loose_bytes: int
+
+
+def splits_list(size: int, count: int) -> bool:
+    """Whether a list is hashed item by item. Lists of tiny items are hashed whole."""
+    return size > LIST_FLAT and size >= LIST_ITEM * count
+
+
+def splits_dict(size: int, count: int, *, root: bool = False) -> bool:
+    if root and count <= ROOT_KEYS:
+        return True
+    return size > DICT_FLAT and size >= DICT_ITEM * count
+
+
+def chain(start: bytes | None, hashes: Any) -> bytes:
+    """The hash of a list, resumed from the hash of its beginning."""
+    h = start or _CHAIN_START
+    for item in hashes:
+        h = sha256(_CHAIN + h + item).digest()
+    return h
+
+
+class Leaf:
+    __slots__ = ("_hash", "flat")
+
+    def __init__(self, flat: bytes) -> None:
+        self.flat = flat
+        self._hash: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.flat)
+
+    @property
+    def stored(self) -> bytes:
+        return self.flat
+
+    @property
+    def hash(self) -> bytes:
+        if self._hash is None:
+            self._hash = sha256(self.flat).digest()
+        return self._hash
+
+
+class Blob:
+    """`flat` is kept while the node is in memory, to find the next change by comparing bytes."""
+
+    __slots__ = ("flat", "hash", "size", "stored")
+
+    def __init__(self, digest: bytes, size: int, flat: bytes | None = None) -> None:
+        self.hash, self.size, self.flat = digest, size, flat
+        self.stored = ormsgpack.packb(ormsgpack.Ext(BLOB_TAG, ormsgpack.packb([digest, size])))
+
+
+class Struct:
+    """`keys` are encoded; empty for a list."""
+
+    __slots__ = ("_hash", "_index", "children", "keys", "kind", "size", "stored")
+
+    def __init__(self, kind: int, keys: tuple[bytes, ...], children: tuple[Node, ...]) -> None:
+        self.kind, self.keys, self.children = kind, keys, children
+        count = len(children)
+        stored = [c.stored for c in children]
+        sizes = sum([c.size for c in children])
+        if kind == DICT:
+            header = values.map_header(count)
+            self.stored = header + b"".join(
+                [b for pair in zip(keys, stored, strict=True) for b in pair]
+            )
+            sizes += sum(map(len, keys))
+        else:
+            header = values.array_header(count)
+            self.stored = header + b"".join(stored)
+        self.size = len(header) + sizes
+        self._hash: bytes | None = None
+        self._index: dict[bytes, int] | None = None
+
+    @property
+    def hash(self) -> bytes:
+        if self._hash is None:
+            if self.kind == DICT:
+                self._hash = dict_hash(self.keys, self.children)
+            else:
+                self._hash = chain(None, [c.hash for c in self.children])
+        return self._hash
+
+    def child(self, key: bytes) -> Node | None:
+        if self._index is None:
+            self._index = {k: i for i, k in enumerate(self.keys)}
+        at = self._index.get(key)
+        return None if at is None else self.children[at]
+
+
+def dict_hash(keys: Any, children: Any) -> bytes:
+    parts = [_DICT]
+    for key, child in zip(keys, children, strict=True):
+        parts += (key, child.hash)
+    return sha256(b"".join(parts)).digest()
+
+
+class Rope:
+    """A reference to items in streams, with the items themselves where they are in memory.
+
+    `chunks` (lists and raw bytes) or `entries` (dicts) are the image of the content: immutable,
+    complete, or None when not read yet.
+    """
+
+    __slots__ = (
+        "chains", "chunks", "count", "debt", "entries", "extents", "hash", "head", "kind", "size",
+        "stored", "tails",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: int,
+        count: int,
+        size: int,
+        digest: bytes,
+        extents: tuple[Extent, ...],
+        tails: tuple[Tail, ...],
+        *,
+        debt: int = 0,
+        head: bytes = b"",
+        chunks: tuple[Chunk, ...] | None = None,
+        chains: tuple[bytes, ...] | None = None,
+        entries: Struct | None = None,
+    ) -> None:
+        self.kind, self.count, self.size, self.hash = kind, count, size, digest
+        self.extents, self.tails, self.debt, self.head = extents, tails, debt, head
+        self.chunks, self.chains, self.entries = chunks, chains, entries
+        flat_tails = [n for tail in tails for n in tail]
+        flat_extents = [n for extent in extents for n in extent]
+        payload = ormsgpack.packb([kind, count, size, digest, head, debt, flat_tails, flat_extents])
+        self.stored = ormsgpack.packb(ormsgpack.Ext(ROPE_TAG, payload))
+
+    def header(self) -> bytes:
+        """What comes before the items in the canonical encoding."""
+        if self.kind == LIST:
+            return values.array_header(self.count)
+        return values.map_header(self.count) if self.kind == DICT else self.head
+
+
+Node = Union[Leaf, Blob, Struct, Rope]  # noqa: UP007 - a runtime alias over forward classes
+
+
+def parse_blob(payload: bytes) -> Blob:
+    try:
+        digest, size = ormsgpack.unpackb(payload)
+        if len(digest) != 32 or not 0 <= size <= values.MAX_VALUE:
+            raise ValueError("out of range")
+        return Blob(digest, size)
+    except (ValueError, TypeError) as e:
+        raise Corrupt("a stored reference to a blob is damaged") from e
+
+
+def parse_rope(payload: bytes) -> Rope:
+    try:
+        kind, count, size, digest, head, debt, tails, extents = ormsgpack.unpackb(payload)
+        spans = tuple(zip(extents[::3], extents[1::3], extents[2::3], strict=True))
+        if (
+            kind not in (LIST, DICT, RAW)
+            or len(digest) != 32
+            or not 0 <= size <= values.MAX_VALUE
+            or sum([n for _, _, n in spans]) != count
+            or any([s < 0 or a < 0 or n <= 0 for s, a, n in spans])
+        ):
+            raise ValueError("out of range")
+        ends = tuple(Tail(*tails[i : i + 5]) for i in range(0, len(tails), 5))
+        return Rope(kind, count, size, digest, spans, ends, debt=debt, head=head)
+    except (ValueError, TypeError) as e:
+        raise Corrupt("a stored reference to a rope is damaged") from e
+
+
+def _reference(tag: int, data: bytes) -> Any:
+    if tag == ROPE_TAG:
+        return parse_rope(data)
+    return parse_blob(data) if tag == BLOB_TAG else values.decode_tag(tag, data)
+
+
+def parse(stored: bytes, *, root: bool = False) -> Node:
+    """The node of a stored encoding, without following its references."""
+    value = values.decode(stored, _reference)
+    node = _build(value, root=root)
+    return Leaf(stored) if node is None else node
+
+
+def _refers(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return any([_refers(v) for v in value.values()])
+    if kind is list:
+        return any([_refers(v) for v in value])
+    return kind is Rope or kind is Blob
+
+
+def _build(value: Any, *, root: bool = False) -> Node | None:
+    """None for a value that holds no references and is hashed whole: a leaf."""
+    kind = type(value)
+    if kind is Rope or kind is Blob:
+        return value  # type: ignore[no-any-return]
+    if kind is not dict and kind is not list:
+        return None
+    if not _refers(value):
+        size = len(values.encode(value))
+        if kind is list and not splits_list(size, len(value)):
+            return None
+        if kind is dict and not splits_dict(size, len(value), root=root):
+            return None
+    items = value.values() if kind is dict else value
+    children = tuple([_build(v) or Leaf(values.encode(v)) for v in items])
+    keys = tuple([values.encode(k) for k in value]) if kind is dict else ()
+    return Struct(DICT if kind is dict else LIST, keys, children)

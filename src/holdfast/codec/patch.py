@@ -1,0 +1,103 @@
+"""Deltas on a layout: append, set and drop without encoding the rest of the state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import layout, ropes, values
+from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse, splits_list
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.codec.streams import Writes
+
+    Path = tuple[str, ...]
+    Edit = Callable[[Node | None, int], Node | None]
+
+EMPTY = Struct(DICT, (), ())
+
+
+def append(root: Node, path: Path, items: Sequence[Any], out: Writes) -> Node:
+    """Add items to the list at `path`, which is made if missing."""
+
+    def edit(old: Node | None, depth: int) -> Node:
+        if isinstance(old, Rope) and old.kind == LIST:
+            flats = [layout.item(v, None, out, depth) for v in items]
+            grown = old.size + sum([len(f) for f, _ in flats])
+            if splits_list(grown, old.count + len(flats)):
+                return ropes.grow_list(old, flats, out)
+        before = [] if old is None else values.decode(ropes.flatten(old, out.source))
+        if type(before) is not list:
+            raise InvalidRequest(
+                f"{_name(path)} is no list but {type(before).__name__}",
+                hint="append() adds to lists; use patch(set=…) to replace a value",
+            )
+        return layout.lay_out([*before, *items], old, out, depth=depth)
+
+    return _edit(root, path, path, 0, edit, out)
+
+
+def assign(root: Node, path: Path, value: Any, out: Writes) -> Node:
+    """Set the value at `path`; a new key goes to the end of its dict."""
+    return _edit(
+        root, path, path, 0, lambda old, depth: layout.lay_out(value, old, out, depth=depth), out
+    )
+
+
+def drop(root: Node, path: Path, out: Writes) -> Node:
+    def edit(old: Node | None, depth: int) -> None:
+        if old is None:
+            raise InvalidRequest(f"nothing to drop at {_name(path)}")
+
+    return _edit(root, path, path, 0, edit, out)
+
+
+def _name(path: Path) -> str:
+    return "state" + "".join([f"[{p!r}]" for p in path])
+
+
+def _edit(node: Node, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
+    struct = as_struct(node, out)
+    if struct is None:
+        at = path[: len(path) - len(rest)]
+        raise InvalidRequest(f"{_name(at)} is no dict with string keys, so it has no {rest[0]!r}")
+    key = values.encode_exact(rest[0])
+    keys, children = struct.keys, struct.children
+    at_index = keys.index(key) if key in keys else len(keys)
+    old = children[at_index] if at_index < len(keys) else None
+    if len(rest) > 1:
+        if old is None:
+            raise InvalidRequest(f"{_name(path[: len(path) - len(rest) + 1])} does not exist")
+        new: Node | None = _edit(old, rest[1:], path, depth + 1, edit, out)
+    else:
+        new = edit(old, depth + 1)
+    if new is None:
+        keys = keys[:at_index] + keys[at_index + 1 :]
+        children = children[:at_index] + children[at_index + 1 :]
+    else:
+        keys = (*keys, key) if old is None else keys
+        children = (*children[:at_index], new, *children[at_index + 1 :])
+    return layout.settle(Struct(DICT, keys, children), node, out, depth)
+
+
+def as_struct(node: Node, out: Writes) -> Struct | None:
+    """A dict's entries as nodes, however it is laid out; None for anything else."""
+    if isinstance(node, Struct):
+        return node if node.kind == DICT else None
+    if isinstance(node, Rope) and node.kind == DICT:
+        return ropes.entries(node, out.source)
+    flat = ropes.flatten(node, out.source)
+    if not layout.is_map(flat):
+        return None
+    value: dict[str, Any] = values.decode(flat)
+    return Struct(
+        DICT,
+        tuple([values.encode(k) for k in value]),
+        tuple([_leaf(values.encode(v)) for v in value.values()]),
+    )
+
+
+def _leaf(flat: bytes) -> Node:
+    return parse(flat) if len(flat) > 1024 else Leaf(flat)

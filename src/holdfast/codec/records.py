@@ -1,0 +1,204 @@
+"""The rows around a state: checkpoint records, heads, sessions, marks, operations.
+
+A record's hash covers its metadata, the state's hash and the parent's hash. It does not cover the
+layout, so a copy in another store has the same hash.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ormsgpack
+from xxhash import xxh3_64_intdigest
+
+from holdfast.codec import rows, values
+from holdfast.codec.nodes import Node, parse
+from holdfast.errors import Corrupt
+from holdfast.model import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEQ_BITS = 32
+MAX_SEQ = (1 << SEQ_BITS) - 1
+OPERATIONS = ("save", "append", "patch", "fork")
+LABEL, TAG = 0, 1
+
+# Short names on disk for the optional fields of a record.
+FIELDS = {
+    "trigger": "t", "status": "s", "reason": "r", "agent": "a", "usage": "u", "pending": "p",
+    "hint": "h", "meta": "m", "key": "k", "origin": "o",
+}  # fmt: skip
+_NAMES = {short: name for name, short in FIELDS.items()}
+_PLAIN_MAX = 384
+
+
+def encode_name(name: str) -> bytes:
+    """Any string, lone surrogates included, reversibly."""
+    return name.encode("utf-8", "surrogatepass")
+
+
+def decode_name(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def position(session: int, seq: int) -> int:
+    return session << SEQ_BITS | seq
+
+
+def _address(session: int, seq: int, id: bytes) -> int:
+    fold = int.from_bytes(id[:8], "big") ^ int.from_bytes(id[7:], "big")
+    return position(session, seq) ^ fold
+
+
+def metadata(
+    step: int,
+    created_us: int,
+    operation: str,
+    parent_seq: int | None,
+    parent: bytes | None,
+    extra: dict[str, Any],
+) -> bytes:
+    """The hashed part of a record. `extra` holds the optional fields that are set."""
+    fields = [step, created_us, OPERATIONS.index(operation), parent_seq, parent]
+    if not extra:
+        return ormsgpack.packb(fields)
+    fields.append({FIELDS[k]: v for k, v in extra.items()})  # type: ignore[arg-type]
+    return values.encode_exact(fields)
+
+
+def record_hash(
+    name: bytes, seq: int, id: bytes, meta: bytes, state_hash: bytes, parent_hash: bytes
+) -> bytes:
+    head = b"\xc1record" + len(name).to_bytes(4, "big") + name + seq.to_bytes(4, "big") + id
+    return sha256(head + len(meta).to_bytes(4, "big") + meta + state_hash + parent_hash).digest()
+
+
+def read_extra(meta: bytes) -> dict[str, Any]:
+    """The optional fields of encoded metadata."""
+    fields = values.decode(meta)
+    return {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
+
+
+class Row(NamedTuple):
+    """A checkpoint's row, taken apart."""
+
+    record: Record
+    meta: bytes
+    line: int
+    root: bytes
+
+    def node(self) -> Node:
+        return parse(self.root, root=True)
+
+
+def seal_checkpoint(
+    session: int,
+    seq: int,
+    id: bytes,
+    meta: bytes,
+    digest: bytes,
+    line: int,
+    size: int,
+    added: int,
+    root: bytes,
+) -> bytes:
+    payload = ormsgpack.packb([digest, meta, line, size, added, root])
+    address = _address(session, seq, id)
+    if len(payload) <= _PLAIN_MAX:
+        return rows.seal_plain(rows.CHECKPOINT, address, payload)
+    return rows.seal(rows.CHECKPOINT, address, payload)
+
+
+def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
+    what = f"checkpoint {seq}"
+    _, payload = rows.unseal(rows.CHECKPOINT, _address(session, seq, id), body, what)
+    try:
+        digest, meta, line, size, added, root = ormsgpack.unpackb(payload)
+        fields = values.decode(meta)
+        step, created_us, operation, parent_seq, parent = fields[:5]
+        extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
+        record = Record(
+            seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
+            _state_hash(root), size, added,
+        )  # fmt: skip
+    except (ValueError, TypeError, LookupError) as e:
+        raise Corrupt(f"{what} does not decode") from e
+    return Row(record, meta, line, root)
+
+
+def _state_hash(root: bytes) -> Callable[[], bytes]:
+    return lambda: parse(root, root=True).hash
+
+
+class Head(NamedTuple):
+    """Where a session is. Its row's bytes are the token of every compare-and-swap."""
+
+    last: int
+    """The newest checkpoint's seq; 0 if there is none."""
+    seq: int
+    """The head's seq."""
+    operations: int
+    """How many operations that are no checkpoints were logged."""
+
+    def seal(self, session: int) -> bytes:
+        return rows.seal_plain(rows.HEAD, session, ormsgpack.packb(list(self)))
+
+
+def unseal_head(session: int, body: bytes) -> Head:
+    _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
+    return Head(*_unpack(payload, 3, "the head of a session"))
+
+
+def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
+    try:
+        fields: list[Any] = values.decode(payload)
+        if len(fields) == count:
+            return fields
+    except TypeError:
+        pass
+    raise Corrupt(f"{what} does not decode")
+
+
+def seal_session(num: int, name: bytes, created_us: int, agent: str | None) -> bytes:
+    payload = values.encode([created_us, agent])
+    return rows.seal_plain(rows.SESSION, num ^ xxh3_64_intdigest(name), payload)
+
+
+def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]:
+    _, payload = rows.unseal(rows.SESSION, num ^ xxh3_64_intdigest(name), body, "a session")
+    created_us, agent = _unpack(payload, 2, "a session")
+    return created_us, agent
+
+
+def _mark_address(pos: int, kind: int, value: bytes) -> int:
+    return pos ^ xxh3_64_intdigest(value, kind)
+
+
+def seal_mark(pos: int, kind: int, value: bytes, order: int) -> bytes:
+    """`order` tells which of two marks of one checkpoint is newer."""
+    return rows.seal_plain(rows.MARK, _mark_address(pos, kind, value), ormsgpack.packb([order]))
+
+
+def unseal_mark(pos: int, kind: int, value: bytes, body: bytes) -> int:
+    what = "a label" if kind == LABEL else "a tag"
+    _, payload = rows.unseal(rows.MARK, _mark_address(pos, kind, value), body, what)
+    order: int = _unpack(payload, 1, what)[0]
+    return order
+
+
+def seal_operation(
+    session: int, number: int, kind: str, created_us: int, last: int, details: dict[str, Any]
+) -> bytes:
+    payload = values.encode_exact([kind, created_us, last, details])
+    return rows.seal(rows.OPERATION, position(session, number), payload)
+
+
+def unseal_operation(
+    session: int, number: int, body: bytes
+) -> tuple[str, int, int, dict[str, Any]]:
+    what = f"operation {number}"
+    _, payload = rows.unseal(rows.OPERATION, position(session, number), body, what)
+    kind, created_us, last, details = _unpack(payload, 4, what)
+    return kind, created_us, last, details

@@ -1,0 +1,412 @@
+"""Ropes: lists, dicts and big bytes whose items live in streams.
+
+A rope is a short list of extents over streams. Changing it keeps the extents of what stayed, found
+at both ends and, between them, by content; new items are appended to one of two streams: one for
+growth at the end, one for edits elsewhere, so that each pattern stays contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import chunks as images
+from holdfast.codec import streams, values
+from holdfast.codec.nodes import (
+    DICT,
+    LIST,
+    RAW,
+    Blob,
+    Leaf,
+    Node,
+    Rope,
+    Struct,
+    chain,
+    parse,
+)
+from holdfast.errors import Corrupt, NotSerializable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.codec.nodes import Extent, Tail
+    from holdfast.codec.streams import Source, Writes
+
+FRAGMENT = 2048
+MAX_EXTENTS = 64
+_EXTENT_BYTES = 6
+_REUSE_FROM = 64
+_PACKED = 0.4  # what an item's byte costs once packed, roughly
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def chunks(rope: Rope, source: Source) -> tuple[images.Chunk, ...]:
+    """The image of a list or of raw bytes, read back if it is not in memory."""
+    if rope.chunks is None:
+        items: list[images.Item] = []
+        for piece in streams.pieces(source, rope.extents):
+            start = 0
+            for end in piece.ends:
+                stored = piece.data[start : end - piece.base]
+                start = end - piece.base
+                if piece.refs and rope.kind == LIST:
+                    node = parse(stored)
+                    items.append(
+                        (stored, None) if isinstance(node, Leaf) else (flatten(node, source), node)
+                    )
+                else:
+                    items.append((stored, None))
+        rope.chunks = tuple(images.group(items))
+        _check_size(rope, sum([len(c.data) for c in rope.chunks]))
+    return rope.chunks
+
+
+def entries(rope: Rope, source: Source) -> Struct:
+    """The entries of a dict, as nodes."""
+    if rope.entries is None:
+        keys: list[bytes] = []
+        children: list[Node] = []
+        for piece in streams.pieces(source, rope.extents):
+            start = 0
+            for end in piece.ends:
+                entry = piece.data[start : end - piece.base]
+                start = end - piece.base
+                cut = values.string_length(entry, 0)
+                keys.append(entry[:cut])
+                children.append(parse(entry[cut:]))
+        rope.entries = Struct(DICT, tuple(keys), tuple(children))
+        _check_size(rope, rope.entries.size - len(rope.header()))
+    return rope.entries
+
+
+def _check_size(rope: Rope, body: int) -> None:
+    if len(rope.header()) + body != rope.size:
+        raise Corrupt("a rope's items do not add up to its size")
+
+
+def flatten(node: Node, source: Source) -> bytes:
+    """The canonical encoding of a node."""
+    if isinstance(node, Leaf):
+        return node.flat
+    if isinstance(node, Blob):
+        return node.flat or source.blob(node.hash, node.size)
+    if isinstance(node, Rope):
+        if node.kind == DICT:
+            return flatten(entries(node, source), source)
+        return node.header() + b"".join([c.data for c in chunks(node, source)])
+    parts = [flatten(c, source) for c in node.children]
+    if node.kind == LIST:
+        return values.array_header(len(parts)) + b"".join(parts)
+    pairs = [b for pair in zip(node.keys, parts, strict=True) for b in pair]
+    return values.map_header(len(parts)) + b"".join(pairs)
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _stored(item: images.Item) -> bytes:
+    return item[0] if item[1] is None else item[1].stored
+
+
+def _reuse(old: Sequence[bytes], fresh: Sequence[bytes]) -> list[int | None]:
+    """For each fresh item, which old one it equals. Each old one is used once at most.
+
+    (Twice would let two ropes believe that they own the end of one stream.)
+    """
+    if not old:
+        return [None] * len(fresh)
+    places: dict[bytes, list[int]] = {}
+    for i in range(len(old) - 1, -1, -1):
+        if len(old[i]) >= _REUSE_FROM:
+            places.setdefault(old[i], []).append(i)
+    found: list[int | None] = []
+    for item in fresh:
+        at = places.get(item)
+        found.append(at.pop() if at else None)
+    return found
+
+
+class _Weaver:
+    """Builds the extents of a changed rope."""
+
+    def __init__(self, old: Rope | None, out: Writes) -> None:
+        self.old, self.out = old, out
+        self._tails: list[Tail | None] = [*old.tails, None, None][:2] if old else [None, None]
+        self._appenders: list[streams.Appender | None] = [None, None]
+
+    def write(self, items: Sequence[bytes], *, refs: bool, growth: bool) -> Extent:
+        slot = 0 if growth else 1
+        appender = self._appenders[slot]
+        if appender is None:
+            appender = self._appenders[slot] = self.out.appender(self._tails[slot])
+        if appender.end + len(items) > streams.MAX_ITEMS:
+            raise NotSerializable(f"{len(items)} new items in one container are too many")
+        return appender.append(items, refs=refs)
+
+    def weave(
+        self, before: int, after: int, fresh: Sequence[tuple[int | None, bytes, bool]]
+    ) -> tuple[Extent, ...]:
+        """`fresh`: per item the old index it stands at, or None and its stored bytes."""
+        extents = self.old.extents if self.old else ()
+        count = self.old.count if self.old else 0
+        runs: list[Sequence[Extent]] = [streams.cut(extents, 0, before)]
+        i = 0
+        while i < len(fresh):
+            at = fresh[i][0]
+            j = i + 1
+            if at is None:
+                while j < len(fresh) and fresh[j][0] is None:
+                    j += 1
+                growth = after == 0 and j == len(fresh)
+                refs = any([r for _, _, r in fresh[i:j]])
+                runs.append([self.write([s for _, s, _ in fresh[i:j]], refs=refs, growth=growth)])
+            else:
+                while j < len(fresh) and fresh[j][0] == at + j - i:
+                    j += 1
+                runs.append(streams.cut(extents, at, at + j - i))
+            i = j
+        runs.append(streams.cut(extents, count - after, count))
+        return streams.join(*runs)
+
+    def tails(self) -> tuple[Tail, ...]:
+        for slot, appender in enumerate(self._appenders):
+            if appender is not None:
+                self._tails[slot] = self.out.finish(appender)
+        growth, edits = self._tails
+        if growth is None and edits is not None:
+            return (edits._replace(line=-1), edits)  # a place holder: no stream for growth yet
+        return tuple([t for t in (growth, edits) if t is not None])
+
+    def tidy(
+        self,
+        extents: tuple[Extent, ...],
+        debt: int,
+        sizes: Callable[[], list[int]],
+        stored: Callable[[int, int], tuple[list[bytes], bool]],
+    ) -> tuple[tuple[Extent, ...], int]:
+        """Rewrite a fragmented stretch once its extents have cost as much as its data.
+
+        Either the whole rope or what follows its largest extent, whichever costs less for each
+        extent that goes.
+        """
+        debt += _EXTENT_BYTES * len(extents)
+        if len(extents) <= MAX_EXTENTS:
+            return extents, debt if len(extents) > 1 else 0
+        lengths = sizes()
+        total, best, at, start = 0, 0, 0, 0
+        starts: list[tuple[int, int]] = []
+        for _, _, n in extents:
+            starts.append((at, total))
+            size = sum(lengths[at : at + n])
+            if size > best:
+                best, start = size, len(starts)
+            at, total = at + n, total + size
+        first = 0
+        cost = total
+        if start < len(extents) - MAX_EXTENTS // 2:
+            tail_cost = total - starts[start][1]
+            if tail_cost * len(extents) < total * (len(extents) - start):
+                first, cost = start, tail_cost
+        if debt < cost * _PACKED:
+            return extents, debt
+        items, refs = stored(starts[first][0], at)
+        moved = self.write(items, refs=refs, growth=True)
+        return streams.join(extents[:first], [moved]), 0
+
+
+def new_list(items: list[images.Item], size: int, out: Writes) -> Rope:
+    """A rope for a list that has none."""
+    weaver = _Weaver(None, out)
+    extents = weaver.weave(0, 0, [(None, _stored(i), i[1] is not None) for i in items])
+    image = tuple(images.group(items))
+    digest = chain(None, [h for c in image for h in c.hashes()])
+    return Rope(LIST, len(items), size, digest, extents, weaver.tails(), chunks=image)
+
+
+def nodes_between(known: tuple[images.Chunk, ...], m: images.Match, count: int) -> dict[int, Node]:
+    """The nodes of the old items that differ, by their place among them."""
+    nodes: dict[int, Node] = {}
+    at = sum([len(c) for c in known[: m.head]])
+    for chunk in known[m.head : m.tail]:
+        for i, node in chunk.nodes.items():
+            if m.before <= at + i < count - m.after:
+                nodes[at + i - m.before] = node
+        at += len(chunk)
+    return nodes
+
+
+def _between(known: tuple[images.Chunk, ...], m: images.Match) -> list[images.Item]:
+    items: list[images.Item] = []
+    for i, chunk in enumerate(known[m.head : m.tail]):
+        low = len(m.head_items) if i == 0 else 0
+        high = len(chunk) - (len(m.tail_items) if i == m.tail - m.head - 1 else 0)
+        items += chunk.items(low, high)
+    return items
+
+
+def _item_sizes(image: tuple[images.Chunk, ...]) -> list[int]:
+    return [b - a for c in image for a, b in zip([0, *c.ends], c.ends, strict=False)]
+
+
+def _item_range(image: tuple[images.Chunk, ...], start: int, stop: int) -> tuple[list[bytes], bool]:
+    items: list[bytes] = []
+    refs = False
+    at = 0
+    for chunk in image:
+        low, high = max(start - at, 0), min(stop - at, len(chunk))
+        if low < high:
+            items += [_stored(i) for i in chunk.items(low, high)]
+            refs = refs or bool(chunk.nodes)
+        at += len(chunk)
+    return items, refs
+
+
+def splice_list(
+    old: Rope,
+    known: tuple[images.Chunk, ...],
+    m: images.Match,
+    fresh: list[tuple[Any, bytes]],
+    size: int,
+    out: Writes,
+    node_of: Callable[[Any, bytes, int], Node | None],
+) -> Rope:
+    """The rope of a list that keeps `m` of `old` and has `fresh` (value, bytes) between."""
+    between = _between(known, m)
+    same = _reuse([f for f, _ in between], [f for _, f in fresh])
+    items: list[images.Item] = []
+    woven: list[tuple[int | None, bytes, bool]] = []
+    for i, ((value, flat), at) in enumerate(zip(fresh, same, strict=True)):
+        if at is None:
+            item = (flat, node_of(value, flat, i))
+            woven.append((None, _stored(item), item[1] is not None))
+        else:
+            item = between[at]
+            woven.append((m.before + at, b"", False))
+        items.append(item)
+    weaver = _Weaver(old, out)
+    extents = weaver.weave(m.before, m.after, woven)
+    kept, image = images.rebuild(known, m, items)
+    if m.before == old.count:
+        digest, chains = _grown(old, kept, image, items)
+    else:
+        chains = _chains(old.chains[:kept] if old.chains else (), image)
+        digest = chains[-1] if chains else chain(None, ())
+    extents, debt = weaver.tidy(
+        extents, old.debt, lambda: _item_sizes(image), lambda a, b: _item_range(image, a, b)
+    )
+    count = m.before + len(items) + m.after
+    rope = Rope(
+        LIST, count, size, digest, extents, weaver.tails(), debt=debt, chunks=image, chains=chains
+    )
+    _check_size(rope, sum([len(c.data) for c in image]))
+    return rope
+
+
+def _chains(known: tuple[bytes, ...], image: tuple[images.Chunk, ...]) -> tuple[bytes, ...]:
+    """The hash of the list up to the end of each chunk, of which the first are known."""
+    out = list(known)
+    for chunk in image[len(out) :]:
+        out.append(chain(out[-1] if out else None, chunk.hashes()))
+    return tuple(out)
+
+
+def _grown(
+    old: Rope, kept: int, image: tuple[images.Chunk, ...], items: Sequence[images.Item]
+) -> tuple[bytes, tuple[bytes, ...] | None]:
+    digest = chain(old.hash, images.Chunk.hashes_of(items))
+    if old.chains is None:
+        return digest, None
+    if kept == len(image) - 1:
+        return digest, (*old.chains[:kept], digest)
+    return digest, _chains(old.chains[:kept], image)
+
+
+def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
+    """The rope with items added at its end; nothing of it needs to be in memory."""
+    weaver = _Weaver(old, out)
+    extents = weaver.weave(old.count, 0, [(None, _stored(i), i[1] is not None) for i in items])
+    count = old.count + len(items)
+    size = old.size + sum([len(f) for f, _ in items])
+    size += len(values.array_header(count)) - len(values.array_header(old.count))
+    image: tuple[images.Chunk, ...] | None = None
+    if old.chunks is not None:
+        everything = images.Match(len(old.chunks), len(old.chunks), [], [], 0, 0, 0, 0)
+        kept, image = images.rebuild(old.chunks, everything, items)
+        digest, chains = _grown(old, kept, image, items)
+    else:
+        digest, chains = chain(old.hash, images.Chunk.hashes_of(items)), None
+    return Rope(
+        LIST, count, size, digest, extents, weaver.tails(),
+        debt=old.debt, chunks=image, chains=chains,
+    )  # fmt: skip
+
+
+def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | None:
+    """Big bytes in fragments; None if too little of `old` is left to be worth it."""
+    start = values.header_length(flat)
+    known = chunks(old, out.source) if old else ()
+    m = images.match(known, flat, start, suffix=True)
+    parts = [flat[i : min(i + FRAGMENT, m.stop)] for i in range(m.start, m.stop, FRAGMENT)]
+    between = _between(known, m)
+    same = _reuse([f for f, _ in between], parts)
+    if old is not None:
+        written = sum([len(p) for p, at in zip(parts, same, strict=True) if at is None])
+        if 2 * written > len(flat):
+            return None
+    weaver = _Weaver(old, out)
+    extents = weaver.weave(
+        m.before,
+        m.after,
+        [(None, p, False) if at is None else (m.before + at, b"", False)
+         for p, at in zip(parts, same, strict=True)],
+    )  # fmt: skip
+    _, image = images.rebuild(known, m, [(p, None) for p in parts])
+    extents, debt = weaver.tidy(
+        extents,
+        old.debt if old else 0,
+        lambda: _item_sizes(image),
+        lambda a, b: _item_range(image, a, b),
+    )
+    count = m.before + len(parts) + m.after
+    rope = Rope(
+        RAW, count, len(flat), digest, extents, weaver.tails(),
+        debt=debt, head=flat[:start], chunks=image,
+    )  # fmt: skip
+    _check_size(rope, sum([len(c.data) for c in image]))
+    return rope
+
+
+def spill(node: Struct, old: Node | None, out: Writes) -> Rope:
+    """A dict too big to lie inline: its entries in a stream."""
+    rope = old if isinstance(old, Rope) and old.kind == DICT else None
+    known = entries(rope, out.source) if rope else None
+    new = [k + c.stored for k, c in zip(node.keys, node.children, strict=True)]
+    was = [k + c.stored for k, c in zip(known.keys, known.children, strict=True)] if known else []
+    before = 0
+    while before < min(len(new), len(was)) and new[before] == was[before]:
+        before += 1
+    if rope is not None and before == len(new) == len(was):
+        rope.entries = node
+        return rope
+    after = 0
+    while after < min(len(new), len(was)) - before and new[-1 - after] == was[-1 - after]:
+        after += 1
+    fresh = new[before : len(new) - after]
+    same = _reuse(was[before : len(was) - after], fresh)
+    weaver = _Weaver(rope, out)
+    extents = weaver.weave(
+        before,
+        after,
+        [(None, s, True) if at is None else (before + at, b"", False)
+         for s, at in zip(fresh, same, strict=True)],
+    )  # fmt: skip
+    extents, debt = weaver.tidy(
+        extents,
+        rope.debt if rope else 0,
+        lambda: [len(n) for n in new],
+        lambda a, b: (new[a:b], True),
+    )
+    return Rope(
+        DICT, len(new), node.size, node.hash, extents, weaver.tails(), debt=debt, entries=node
+    )

@@ -1,0 +1,130 @@
+"""Stored rows: compressed where it pays, and sealed with a digest over bytes and address.
+
+A row is `digest (8) | flags (1) | payload`. The digest is XXH3-64 over everything after it, seeded
+with the row's address, so a flipped bit, a torn write and a row that turns up at another address
+are all noticed on every read. (It guards against accidents; tampering is what the hash chain of
+records is for.)
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import ormsgpack
+import zstandard
+from xxhash import xxh3_64_digest
+
+from holdfast.codec.values import MAX_VALUE
+from holdfast.errors import Corrupt, UnsupportedFormat
+
+ZSTD, MANY, REFS = 1, 2, 4
+ENCRYPTED = 128
+"""Reserved: readers that do not know how to decrypt must refuse the row."""
+
+# One seed space per kind of row; within it the address itself.
+CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION = (
+    n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 8)
+)
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+_COMPRESS_FROM = 128
+PACK_LEVEL = 3
+_local = threading.local()  # zstd contexts are not safe to share between threads
+
+
+def _zstd() -> tuple[
+    zstandard.ZstdCompressor, zstandard.ZstdCompressor, zstandard.ZstdDecompressor
+]:
+    try:
+        return _local.zstd  # type: ignore[no-any-return]
+    except AttributeError:
+        _local.zstd = (
+            zstandard.ZstdCompressor(level=1, write_checksum=False),
+            zstandard.ZstdCompressor(level=PACK_LEVEL, write_checksum=False),
+            zstandard.ZstdDecompressor(),
+        )
+        return _local.zstd  # type: ignore[no-any-return]
+
+
+def seal(
+    kind: int, address: int, payload: bytes, flags: int = 0, *, squeeze: bool = False
+) -> bytes:
+    """The bytes to store for `payload` at `address`."""
+    if len(payload) >= _COMPRESS_FROM:
+        packed = _zstd()[squeeze].compress(payload)
+        if len(packed) < len(payload):
+            payload = packed
+            flags |= ZSTD
+    body = bytes((flags,)) + payload
+    return xxh3_64_digest(body, (kind + address) & _MASK) + body
+
+
+def seal_plain(kind: int, address: int, payload: bytes) -> bytes:
+    """`seal` without compression, for rows of mostly hashes and numbers."""
+    body = b"\x00" + payload
+    return xxh3_64_digest(body, (kind + address) & _MASK) + body
+
+
+def unseal(kind: int, address: int, row: bytes, what: str) -> tuple[int, bytes]:
+    """Flags and payload of a stored row, or Corrupt naming `what` was read."""
+    body = row[8:] if type(row) is bytes else b""
+    if len(body) < 1 or xxh3_64_digest(body, (kind + address) & _MASK) != row[:8]:
+        raise Corrupt(f"{what} is damaged: its bytes do not match their digest")
+    flags = body[0]
+    if flags & ENCRYPTED:
+        raise UnsupportedFormat(f"{what} is encrypted; this version cannot read it")
+    return flags, _expand(body[1:], what) if flags & ZSTD else body[1:]
+
+
+def _expand(packed: bytes, what: str) -> bytes:
+    """Decompress within bounds: a frame must declare its size, and a sane one."""
+    try:
+        size = zstandard.frame_content_size(packed)
+        if 0 <= size <= MAX_VALUE:
+            return _zstd()[2].decompress(packed, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as e:
+        raise Corrupt(f"{what} does not decompress: {e}") from e
+    raise Corrupt(f"{what} declares an impossible size once decompressed: {size} bytes")
+
+
+class ItemRow(NamedTuple):
+    """A run of consecutive items of a stream, as stored in one row."""
+
+    ends: list[int]
+    """Where each item ends in `data`."""
+    data: bytes
+    refs: bool
+    """Some item holds references (to blobs or other streams)."""
+
+
+def seal_items(
+    address: int, lengths: list[int], data: bytes, *, refs: bool, squeeze: bool = False
+) -> bytes:
+    flags = REFS if refs else 0
+    if len(lengths) > 1:
+        table = ormsgpack.packb(lengths)
+        data = len(table).to_bytes(4, "big") + table + data
+        flags |= MANY
+    return seal(ITEMS, address, data, flags, squeeze=squeeze)
+
+
+def unseal_items(address: int, row: bytes, what: str) -> ItemRow:
+    flags, data = unseal(ITEMS, address, row, what)
+    refs = bool(flags & REFS)
+    if not flags & MANY:
+        return ItemRow([len(data)], data, refs)
+    cut = 4 + int.from_bytes(data[:4], "big")
+    try:
+        lengths = ormsgpack.unpackb(data[4:cut])
+        ends: list[int] = []
+        end = 0
+        for n in lengths:
+            end += n
+            ends.append(end)
+    except (ValueError, TypeError) as e:
+        raise Corrupt(f"{what} has a damaged table of lengths") from e
+    data = data[cut:]
+    if not ends or end != len(data) or min(lengths) < 0:
+        raise Corrupt(f"{what} has a table of lengths that does not fit its data")
+    return ItemRow(ends, data, refs)

@@ -1,0 +1,320 @@
+"""Values to bytes and back, exactly.
+
+The canonical encoding of a value is MessagePack, with extension types for what MessagePack lacks.
+It is deterministic: equal bytes mean equal values with equal types. User data cannot imitate a tag,
+because tags live outside the data (extension codes), and nothing is ever imported or executed.
+
+Most values take one call into a C encoder. Values that it cannot do exactly (a lone surrogate, a
+dict with other keys than strings, a type it would silently convert) take a slower walk, which is
+also what finds the path of a value that must be refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import gc
+import re
+import zoneinfo
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import ormsgpack
+from ormsgpack import Ext
+
+from holdfast.errors import Corrupt, HoldfastError, NotSerializable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Hook = Callable[[int, bytes], Any]
+
+MAX_DEPTH = 200
+"""Nesting up to here is always accepted; beyond about 250 levels a value is refused."""
+MAX_VALUE = 1 << 30
+"""Bytes of one encoded value, and of one stored row once expanded."""
+
+TUPLE, SET, FROZENSET, BIGINT, STR, DICT = 1, 2, 3, 4, 5, 6
+DATETIME, DATE, TIME, TIMEDELTA, DECIMAL, UUID_ = 7, 8, 9, 10, 11, 12
+
+_PACK = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+_packb = ormsgpack.packb
+_unpackb = ormsgpack.unpackb
+
+# Where an encoding holds none of these bytes it holds no bin and no ext, the two places where the C
+# encoder accepts more types than it gives back (bytearray, memoryview, Ext, Fragment).
+_suspect = re.compile(rb"[\xc4-\xc9\xd4-\xd8]").search
+_GC_PAUSE_BYTES = 1 << 17
+
+
+def encode(value: Any) -> bytes:
+    """The canonical encoding, or NotSerializable naming the path of the offending value."""
+    try:
+        data = _packb(value, _lower, _PACK)
+    except (TypeError, ValueError, RecursionError):
+        # Either a value that the fast path cannot do exactly, or one to be refused: the walk tells.
+        data = _packb(_walk(value, "state", 0), None, _PACK)
+    if len(data) > MAX_VALUE:
+        raise NotSerializable(
+            f"{len(data)} bytes in one value", hint=f"the limit is {MAX_VALUE} bytes"
+        )
+    return data
+
+
+def encode_exact(value: Any) -> bytes:
+    """Like `encode`, and sure of the types. For values that are about to be written."""
+    data = encode(value)
+    if _suspect(data):
+        return _packb(_walk(value, "state", 0), None, _PACK)
+    return data
+
+
+def check(value: Any, path: str) -> None:
+    """Refuse what cannot be stored, naming its path below `path`."""
+    _walk(value, path, 0)
+
+
+def decode(data: bytes, hook: Hook | None = None) -> Any:
+    """The value of a canonical encoding. `hook` resolves references in stored bytes."""
+    pause = len(data) > _GC_PAUSE_BYTES and gc.isenabled()
+    if pause:
+        gc.disable()  # thousands of new containers, none of them garbage
+    try:
+        return _unpackb(data, ext_hook=hook or decode_tag)
+    except HoldfastError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
+        raise Corrupt(f"stored bytes do not decode: {e}") from e
+    finally:
+        if pause:
+            gc.enable()
+
+
+def _lower(value: Any) -> Any:
+    """What the C encoder does not know, in terms of what it knows."""
+    kind = type(value)
+    tag = _TAGGERS.get(kind)
+    if tag is not None:
+        return tag(value)
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    dump = getattr(kind, "model_dump", None)
+    if dump is not None and hasattr(kind, "model_validate"):
+        return dump(value)
+    raise TypeError(_describe(value))
+
+
+def _describe(value: Any) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return f"a value of type {name} cannot be stored exactly"
+
+
+def _walk(value: Any, path: str, depth: int) -> Any:
+    """`value` rebuilt from what the C encoder does exactly, or refused with its path."""
+    if depth > MAX_DEPTH:
+        raise NotSerializable(
+            f"nested deeper than {MAX_DEPTH} levels, or contains itself", path=_shorten(path)
+        )
+    kind = type(value)
+    if kind is str:
+        if value.isascii():
+            return value
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return Ext(STR, value.encode("utf-8", "surrogatepass"))
+        return value
+    if value is None or kind in (bool, int, float, bytes):
+        return value if kind is not int or -(1 << 63) <= value < 1 << 64 else _bigint(value)
+    if kind is list:
+        return [_walk(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+    if kind is dict:
+        return _walk_dict(value, path, depth)
+    if kind is tuple:
+        items = [_walk(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+        return Ext(TUPLE, _packb(items, None, _PACK))
+    if kind in (set, frozenset):
+        lowered = [_walk(v, f"{path}{{…}}", depth + 1) for v in value]
+        return _set_ext(SET if kind is set else FROZENSET, lowered, path)
+    if kind in _TAGGERS:
+        try:
+            return _TAGGERS[kind](value)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise NotSerializable(str(e), path=path) from None
+    try:
+        lowered = _lower(value)
+    except TypeError as e:
+        raise NotSerializable(str(e), path=path) from None
+    return _walk(lowered, path, depth + 1)
+
+
+def _walk_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
+    pairs: list[Any] = []
+    plain = True
+    seen: set[bytes] = set()
+    for key, item in value.items():
+        name = _key_name(key)
+        if isinstance(key, Enum):
+            key = key.value  # noqa: PLW2901 - an Enum is stored as its value, as a key too
+        if type(key) not in _SCALARS:
+            raise NotSerializable(
+                f"a dict key of type {type(key).__name__} cannot be stored", path=f"{path}{name}"
+            )
+        lowered = _walk(key, f"{path}{name}", depth + 1)
+        plain = plain and type(lowered) is str
+        unique = _packb(lowered, None, _PACK)
+        if unique in seen:
+            raise NotSerializable("two keys are the same once stored", path=f"{path}{name}")
+        seen.add(unique)
+        pairs += (lowered, _walk(item, f"{path}{name}", depth + 1))
+    if plain:
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return Ext(DICT, _packb(pairs, None, _PACK))
+
+
+def _key_name(key: Any) -> str:
+    return f".{key}" if type(key) is str and key.isidentifier() else f"[{key!r}]"
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 80 else f"{path[:60]}…{path[-16:]}"
+
+
+def _bigint(value: int) -> Ext:
+    return Ext(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+
+
+def _set_ext(tag: int, items: Any, path: str = "state") -> Ext:
+    # Sorted by encoding: iteration order differs from process to process, bytes must not.
+    encoded = sorted(_packb(v, _lower, _PACK) for v in items)
+    if len(set(encoded)) != len(encoded):
+        raise NotSerializable("two elements of a set are the same once stored", path=path)
+    return Ext(tag, array_header(len(encoded)) + b"".join(encoded))
+
+
+def _offset(delta: dt.timedelta | None) -> int | None:
+    return None if delta is None else delta // dt.timedelta(microseconds=1)
+
+
+def _datetime(value: dt.datetime) -> Ext:
+    offset = _offset(value.utcoffset())
+    if value.tzinfo is not None and offset is None:
+        raise TypeError("a datetime whose time zone has no UTC offset cannot be stored exactly")
+    zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
+    return Ext(DATETIME, _packb([value.replace(tzinfo=None).isoformat(), value.fold, offset, zone]))
+
+
+def _time(value: dt.time) -> Ext:
+    offset = _offset(value.utcoffset())
+    if value.tzinfo is not None and offset is None:
+        raise TypeError("a time whose time zone has no fixed UTC offset cannot be stored exactly")
+    return Ext(TIME, _packb([value.replace(tzinfo=None).isoformat(), value.fold, offset]))
+
+
+_TAGGERS: dict[type, Callable[[Any], Ext]] = {
+    tuple: lambda v: Ext(TUPLE, _packb(list(v), _lower, _PACK)),
+    set: lambda v: _set_ext(SET, v),
+    frozenset: lambda v: _set_ext(FROZENSET, v),
+    int: _bigint,
+    dt.datetime: _datetime,
+    dt.date: lambda v: Ext(DATE, v.isoformat().encode()),
+    dt.time: _time,
+    dt.timedelta: lambda v: Ext(TIMEDELTA, _packb([v.days, v.seconds, v.microseconds])),
+    Decimal: lambda v: Ext(DECIMAL, str(v).encode()),
+    UUID: lambda v: Ext(UUID_, v.bytes),
+}
+_SCALARS = {str, int, float, bool, type(None), bytes, *_TAGGERS} - {tuple, set, frozenset}
+
+
+def _zone(offset: int | None, key: str | None = None) -> dt.tzinfo | None:
+    if key is not None:
+        try:
+            return zoneinfo.ZoneInfo(key)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+            pass  # this machine's zone tables lack it: the same instant, by its offset
+    return None if offset is None else dt.timezone(dt.timedelta(microseconds=offset))
+
+
+def _load_datetime(data: bytes) -> dt.datetime:
+    text, fold, offset, key = _unpackb(data)
+    return dt.datetime.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset, key))
+
+
+def _load_time(data: bytes) -> dt.time:
+    text, fold, offset = _unpackb(data)
+    return dt.time.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset))
+
+
+def _load_dict(data: bytes) -> dict[Any, Any]:
+    pairs = _unpackb(data, ext_hook=decode_tag)
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+_LOADERS: dict[int, Callable[[bytes], Any]] = {
+    TUPLE: lambda d: tuple(_unpackb(d, ext_hook=decode_tag)),
+    SET: lambda d: set(_unpackb(d, ext_hook=decode_tag)),
+    FROZENSET: lambda d: frozenset(_unpackb(d, ext_hook=decode_tag)),
+    BIGINT: lambda d: int.from_bytes(d, "big", signed=True),
+    STR: lambda d: d.decode("utf-8", "surrogatepass"),
+    DICT: _load_dict,
+    DATETIME: _load_datetime,
+    DATE: lambda d: dt.date.fromisoformat(d.decode()),
+    TIME: _load_time,
+    TIMEDELTA: lambda d: dt.timedelta(*_unpackb(d)),
+    DECIMAL: lambda d: Decimal(d.decode()),
+    UUID_: lambda d: UUID(bytes=d),
+}
+
+
+def decode_tag(tag: int, data: bytes) -> Any:
+    loader = _LOADERS.get(tag)
+    if loader is None:
+        raise Corrupt(f"stored bytes hold an unknown tag {tag}")
+    return loader(data)
+
+
+def array_header(n: int) -> bytes:
+    if n < 16:
+        return bytes((0x90 | n,))
+    return b"\xdc" + n.to_bytes(2, "big") if n < 1 << 16 else b"\xdd" + n.to_bytes(4, "big")
+
+
+def map_header(n: int) -> bytes:
+    if n < 16:
+        return bytes((0x80 | n,))
+    return b"\xde" + n.to_bytes(2, "big") if n < 1 << 16 else b"\xdf" + n.to_bytes(4, "big")
+
+
+_LONG_HEADERS = {
+    0xC4: 2, 0xC5: 3, 0xC6: 5, 0xC7: 3, 0xC8: 4, 0xC9: 6, 0xD4: 2, 0xD5: 2, 0xD6: 2, 0xD7: 2,
+    0xD8: 2, 0xD9: 2, 0xDA: 3, 0xDB: 5, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5,
+}  # fmt: skip
+
+
+def header_length(data: bytes) -> int:
+    """How many bytes of an encoding come before its content."""
+    return _LONG_HEADERS.get(data[0], 1)
+
+
+def string_length(data: bytes, pos: int) -> int:
+    """The length, header included, of the encoded str at `pos`."""
+    first = data[pos]
+    if first & 0xE0 == 0xA0:
+        return 1 + (first & 0x1F)
+    width = {0xD9: 1, 0xDA: 2, 0xDB: 4}.get(first)
+    if width is None:
+        raise Corrupt("a stored dict entry does not begin with its key")
+    return 1 + width + int.from_bytes(data[pos + 1 : pos + 1 + width], "big")

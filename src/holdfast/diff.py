@@ -1,0 +1,206 @@
+"""What changed between two states, reading only what differs.
+
+Equal hashes mean equal values, and equal addresses equal items, so two ropes are compared by their
+extents: the diff of two neighbours costs the same however long the conversation is.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from holdfast.codec import ropes, streams, values
+from holdfast.codec.load import load
+from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.codec.nodes import Extent
+    from holdfast.codec.streams import Source
+
+Step = str | int | Any
+
+
+class Change(NamedTuple):
+    """One difference. `path` leads to it; in lists, numbers are those of the newer state, or of
+    the older one for what was removed."""
+
+    kind: Literal["added", "removed", "changed"]
+    path: tuple[Step, ...]
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        sign = {"added": "+", "removed": "-", "changed": "~"}[self.kind]
+        where = dotted(self.path)
+        if self.kind == "added":
+            return f"{sign} {where}: {summary(self.after)}"
+        if self.kind == "removed":
+            return f"{sign} {where}: {summary(self.before)}"
+        return f"{sign} {where}: {summary(self.before)} → {summary(self.after)}"
+
+
+class Diff(tuple[Change, ...]):
+    """The changes in order. Prints as lines; empty when the states are equal."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) if self else "no difference"
+
+
+def dotted(path: tuple[Step, ...]) -> str:
+    out = "state"
+    for step in path:
+        out += f".{step}" if isinstance(step, str) and step.isidentifier() else f"[{step!r}]"
+    return out
+
+
+def summary(value: Any, width: int = 72) -> str:
+    """A value in a few words; a message by its role and text."""
+    if isinstance(value, dict) and "role" in value:
+        content = value.get("content")
+        text = content if isinstance(content, str) else repr(content)
+        calls = value.get("tool_calls")
+        called = f" (+{len(calls)} tool calls)" if isinstance(calls, list) and calls else ""
+        line = f"{value['role']}: {text}{called}"
+    else:
+        line = repr(value)
+    line = " ".join(line.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def diff(a: Node, b: Node, source: Source) -> Diff:
+    return Diff(_nodes(a, b, (), source))
+
+
+def _value(node: Node, source: Source) -> Any:
+    return load(node.stored, node.size, source)
+
+
+def _nodes(a: Node, b: Node, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
+    if a.hash == b.hash:
+        return
+    if isinstance(a, Rope) and isinstance(b, Rope) and a.kind == b.kind == LIST:
+        yield from _ropes(a, b, path, source)
+        return
+    left, right = _entries(a, source), _entries(b, source)
+    if left is not None and right is not None:
+        yield from _dicts(left, right, path, source)
+        return
+    before, after = _value(a, source), _value(b, source)
+    yield from _values(before, after, path)
+
+
+def _entries(node: Node, source: Source) -> dict[bytes, Node] | None:
+    """A dict's children by encoded key; None for anything else."""
+    if isinstance(node, Rope) and node.kind == DICT:
+        node = ropes.entries(node, source)
+    if isinstance(node, Struct) and node.kind == DICT:
+        return dict(zip(node.keys, node.children, strict=True))
+    if isinstance(node, Leaf):
+        value = values.decode(node.flat)
+        if type(value) is dict and all(type(k) is str for k in value):
+            return {values.encode(k): Leaf(values.encode(v)) for k, v in value.items()}
+    return None
+
+
+def _dicts(
+    a: dict[bytes, Node], b: dict[bytes, Node], path: tuple[Step, ...], source: Source
+) -> Iterator[Change]:
+    for key in a:
+        if key not in b:
+            yield Change("removed", (*path, values.decode(key)), _value(a[key], source), None)
+    for key, node in b.items():
+        where = (*path, values.decode(key))
+        if key not in a:
+            yield Change("added", where, None, _value(node, source))
+        else:
+            yield from _nodes(a[key], node, where, source)
+
+
+def _ropes(a: Rope, b: Rope, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
+    """Skip what lies at equal addresses at both ends; read and compare what is between."""
+    before = _common(a.extents, b.extents)
+    left = streams.cut(a.extents, before, a.count)
+    right = streams.cut(b.extents, before, b.count)
+    after = _common(_mirrored(left), _mirrored(right))
+    left = streams.cut(a.extents, before, a.count - after)
+    right = streams.cut(b.extents, before, b.count - after)
+    yield from _sequences(_items(left, source), _items(right, source), path, before, source)
+
+
+def _common(a: Sequence[Extent], b: Sequence[Extent]) -> int:
+    """How many items at the beginning lie at the same addresses."""
+    count = 0
+    for (s1, f1, n1), (s2, f2, n2) in zip(a, b, strict=False):
+        if (s1, f1) != (s2, f2):
+            break
+        count += min(n1, n2)
+        if n1 != n2:
+            break
+    return count
+
+
+def _mirrored(extents: Sequence[Extent]) -> list[Extent]:
+    return [(s, -(f + n), n) for s, f, n in reversed(extents)]
+
+
+def _items(extents: Sequence[Extent], source: Source) -> list[Node]:
+    out: list[Node] = []
+    for piece in streams.pieces(source, extents):
+        start = 0
+        for end in piece.ends:
+            stored = piece.data[start : end - piece.base]
+            out.append(parse(stored) if piece.refs else Leaf(stored))
+            start = end - piece.base
+    return out
+
+
+def _sequences(
+    a: list[Node], b: list[Node], path: tuple[Step, ...], offset: int, source: Source
+) -> Iterator[Change]:
+    matcher = SequenceMatcher(None, [n.hash for n in a], [n.hash for n in b], autojunk=False)
+    for kind, a1, a2, b1, b2 in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        both = min(a2 - a1, b2 - b1)
+        for i in range(both):
+            yield from _nodes(a[a1 + i], b[b1 + i], (*path, offset + b1 + i), source)
+        for i in range(a1 + both, a2):
+            yield Change("removed", (*path, offset + i), _value(a[i], source), None)
+        for i in range(b1 + both, b2):
+            yield Change("added", (*path, offset + i), None, _value(b[i], source))
+
+
+def _values(a: Any, b: Any, path: tuple[Step, ...]) -> Iterator[Change]:
+    """Two values in memory that are known to differ, or may."""
+    if values.encode(a) == values.encode(b):
+        return
+    if type(a) is dict and type(b) is dict:
+        for key, item in a.items():
+            if key not in b:
+                yield Change("removed", (*path, key), item, None)
+        for key, item in b.items():
+            if key not in a:
+                yield Change("added", (*path, key), None, item)
+            else:
+                yield from _values(a[key], item, (*path, key))
+        if set(a) == set(b) and list(a) != list(b):
+            yield Change("changed", path, list(a), list(b))
+    elif type(a) is list and type(b) is list:
+        left, right = ([values.encode(v) for v in x] for x in (a, b))
+        for kind, a1, a2, b1, b2 in SequenceMatcher(
+            None, left, right, autojunk=False
+        ).get_opcodes():
+            both = min(a2 - a1, b2 - b1) if kind != "equal" else 0
+            for i in range(both):
+                yield from _values(a[a1 + i], b[b1 + i], (*path, b1 + i))
+            if kind != "equal":
+                for i in range(a1 + both, a2):
+                    yield Change("removed", (*path, i), a[i], None)
+                for i in range(b1 + both, b2):
+                    yield Change("added", (*path, i), None, b[i])
+    else:
+        yield Change("changed", path, a, b)

@@ -1,0 +1,123 @@
+"""Everything holdfast raises, in one tree.
+
+Each error says what happened, carries a `hint` on what to do next, and knows the exit code the
+command line ends with. Errors subclass builtins where a caller would expect to catch those.
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The root of the tree."""
+
+    exit_code = 1
+    default_hint: str | None = None
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class NotFound(HoldfastError, LookupError):
+    """What was asked for does not exist."""
+
+    exit_code = 3
+
+
+class StoreNotFound(NotFound):
+    default_hint = "check the path, or open with create=True to make a new store"
+
+
+class SessionNotFound(NotFound):
+    default_hint = "store.sessions() lists the sessions that exist"
+
+
+class CheckpointNotFound(NotFound):
+    default_hint = "session.tree() lists every checkpoint of a session"
+
+
+class AmbiguousRevision(NotFound):
+    default_hint = "give more characters of the id"
+
+
+class Conflict(HoldfastError):
+    """Somebody else was there first; nothing of this request was written."""
+
+    exit_code = 4
+
+
+class HeadMoved(Conflict):
+    """The session's head is not the one this handle last saw."""
+
+    default_hint = "call session.refresh() and load() the new head, or fork() to keep both"
+
+    def __init__(self, session: str, expected: str | None, actual: str | None) -> None:
+        super().__init__(
+            f"the head of session {session!r} moved: "
+            f"expected {expected or 'no checkpoint'}, found {actual or 'no checkpoint'}"
+        )
+        self.session, self.expected, self.actual = session, expected, actual
+
+
+class SessionExists(Conflict):
+    default_hint = "choose another name"
+
+
+class KeyTaken(Conflict):
+    """An external key names another checkpoint of the session already."""
+
+    default_hint = "session.get('key:…') returns the checkpoint that has it"
+
+
+class SessionBusy(Conflict):
+    """Another worker runs this session."""
+
+
+class Fenced(Conflict):
+    """This worker's lease was taken over; nothing of its write landed."""
+
+
+class Corrupt(HoldfastError):
+    """Stored bytes are not what was written. They are never returned as data."""
+
+    exit_code = 5
+    default_hint = "store.verify(read_data=True) lists what is damaged and what still loads"
+
+
+class Unavailable(HoldfastError, OSError):
+    """The storage cannot be reached or written now; what was acknowledged is safe."""
+
+    exit_code = 6
+
+    def __str__(self) -> str:
+        return HoldfastError.__str__(self)
+
+
+class UnsupportedFormat(HoldfastError):
+    """The store was written by another version of the format, or is no store at all."""
+
+    exit_code = 7
+
+
+class NotSerializable(HoldfastError, TypeError):
+    """A value cannot be stored exactly. Raised before anything is written."""
+
+    exit_code = 8
+    default_hint = (
+        "store plain data: None, bool, int, float, str, bytes, list, tuple, dict, set, datetime, "
+        "Decimal, UUID, Enum, dataclass or pydantic model"
+    )
+
+    def __init__(self, message: str, *, path: str = "state", hint: str | None = None) -> None:
+        super().__init__(f"{path}: {message}", hint=hint)
+        self.path = path
+
+
+class InvalidRequest(HoldfastError, ValueError):
+    """The request makes no sense as given. Nothing was written."""
+
+    exit_code = 2

@@ -1,0 +1,78 @@
+"""The optional fields of a checkpoint: checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from holdfast.errors import InvalidRequest
+from holdfast.model import STATUSES, Status, ToolCall, Usage
+
+
+class Fields(TypedDict, total=False):
+    """What a save, append or patch may say about its checkpoint."""
+
+    label: str | None
+    tags: Iterable[str]
+    trigger: str | None
+    status: Status
+    reason: str | None
+    usage: Usage | None
+    pending: Sequence[ToolCall]
+    hint: str | None
+    meta: Mapping[str, Any] | None
+    key: str | None
+
+
+_TEXTS = ("label", "trigger", "reason", "hint", "key")
+
+
+def check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
+    return str(value)
+
+
+def check_tags(tags: Any) -> tuple[str, ...]:
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidRequest(f"tags must be a list of strings, not {tags!r}")
+    return tuple(dict.fromkeys(check_text("a tag", t) for t in tags))
+
+
+def check(fields: Fields) -> dict[str, Any]:
+    """The fields that go into the record, in the form in which they are stored."""
+    if not fields:
+        return {}
+    unknown = set(fields) - set(Fields.__annotations__)
+    if unknown:
+        raise InvalidRequest(
+            f"unknown field {sorted(unknown)[0]!r}",
+            hint=f"a checkpoint has: {', '.join(Fields.__annotations__)}",
+        )
+    extra: dict[str, Any] = {}
+    for name in _TEXTS:
+        if (value := fields.get(name)) is not None:
+            extra[name] = check_text(name, value)
+    extra.pop("label", None)
+    status = fields.get("status", "in_progress")
+    if status not in STATUSES:
+        raise InvalidRequest(f"unknown status {status!r}", hint=f"one of {', '.join(STATUSES)}")
+    if status != "in_progress":
+        extra["status"] = status
+    usage = fields.get("usage")
+    if usage is not None:
+        if not isinstance(usage, Usage):
+            raise InvalidRequest(f"usage must be a Usage, not {type(usage).__name__}")
+        extra["usage"] = [usage.tokens, usage.cost]
+    pending = list(fields.get("pending") or ())
+    if pending:
+        if not all(isinstance(p, ToolCall) for p in pending):
+            raise InvalidRequest("pending must be a list of ToolCall")
+        extra["pending"] = [[p.id, p.name, p.arguments, dict(p.meta)] for p in pending]
+    meta = fields.get("meta")
+    if meta is not None:
+        if not isinstance(meta, Mapping):
+            raise InvalidRequest(f"meta must be a dict, not {type(meta).__name__}")
+        if meta:
+            extra["meta"] = dict(meta)
+    return extra

@@ -1,0 +1,219 @@
+"""The nouns as plain data: what lists, history and saves hand to a caller."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from holdfast import ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Status = Literal["in_progress", "completed", "failed", "halted"]
+STATUSES: tuple[Status, ...] = ("in_progress", "completed", "failed", "halted")
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a checkpoint cost since its parent."""
+
+    tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.tokens + other.tokens, self.cost + other.cost)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that was asked for and has no result yet."""
+
+    id: str
+    name: str
+    arguments: Any = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Record(NamedTuple):
+    """What a checkpoint's row holds, read but not yet dressed up."""
+
+    seq: int
+    id: bytes
+    step: int
+    created_us: int
+    operation: str
+    parent: bytes | None
+    parent_seq: int | None
+    extra: dict[str, Any]
+    hash: bytes
+    state_hash: Callable[[], bytes]
+    size: int
+    added: int
+    damaged: str | None = None
+
+
+class Checkpoint:
+    """An immutable record: what the state was, why it was taken, and its parent."""
+
+    __slots__ = ("_record", "label", "session", "tags")
+
+    session: str
+    label: str | None
+    tags: tuple[str, ...]
+
+    def __init__(
+        self, session: str, record: Record, label: str | None, tags: tuple[str, ...]
+    ) -> None:
+        put = object.__setattr__
+        put(self, "session", session)
+        put(self, "_record", record)
+        put(self, "label", label)
+        put(self, "tags", tags)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Checkpoint is immutable (setting {name!r})")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and self._record.id == other._record.id
+
+    def __hash__(self) -> int:
+        return hash(self._record.id)
+
+    def __repr__(self) -> str:
+        label = f" {self.label!r}" if self.label is not None else ""
+        return f"<Checkpoint {self.id} {self.session!r} step {self.step}{label}>"
+
+    @property
+    def id(self) -> str:
+        return ids.to_text(self._record.id)
+
+    @property
+    def seq(self) -> int:
+        """The number of this checkpoint in its session, in commit order."""
+        return self._record.seq
+
+    @property
+    def step(self) -> int:
+        """The parent's step + 1: siblings share one."""
+        return self._record.step
+
+    @property
+    def created_at(self) -> dt.datetime:
+        """When it was taken, by the clock of the machine that took it. Order is `seq`."""
+        return _EPOCH + dt.timedelta(microseconds=self._record.created_us)
+
+    @property
+    def operation(self) -> str:
+        """What made it: save, append, patch or fork."""
+        return self._record.operation
+
+    @property
+    def parent(self) -> str | None:
+        """The parent's id."""
+        return None if self._record.parent is None else ids.to_text(self._record.parent)
+
+    @property
+    def parent_session(self) -> str | None:
+        """The session the parent lies in: another one for the first checkpoint of a fork."""
+        if self._record.parent is None:
+            return None
+        origin: str | None = self._record.extra.get("origin")
+        return self.session if origin is None else origin
+
+    @property
+    def trigger(self) -> str | None:
+        """Why it was taken: "manual", "tool_call", …"""
+        return self._record.extra.get("trigger")
+
+    @property
+    def status(self) -> Status:
+        status: Status = self._record.extra.get("status", "in_progress")
+        return status
+
+    @property
+    def reason(self) -> str | None:
+        """Why the status is what it is."""
+        return self._record.extra.get("reason")
+
+    @property
+    def agent(self) -> str | None:
+        return self._record.extra.get("agent")
+
+    @property
+    def usage(self) -> Usage:
+        tokens, cost = self._record.extra.get("usage", (0, 0.0))
+        return Usage(tokens, cost)
+
+    @property
+    def pending(self) -> tuple[ToolCall, ...]:
+        """Tool calls without a result when it was taken."""
+        return tuple(ToolCall(*call) for call in self._record.extra.get("pending", ()))
+
+    @property
+    def hint(self) -> str | None:
+        """A note for whoever resumes from here."""
+        return self._record.extra.get("hint")
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return dict(self._record.extra.get("meta", ()))
+
+    @property
+    def key(self) -> str | None:
+        """An external id, unique in the session."""
+        return self._record.extra.get("key")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole state, encoded."""
+        return self._record.size
+
+    @property
+    def added(self) -> int:
+        """Bytes that taking it wrote to the store."""
+        return self._record.added
+
+    @property
+    def damaged(self) -> str | None:
+        """What is wrong with its stored record, if it cannot be read. It is listed all the same."""
+        return self._record.damaged
+
+    @property
+    def hash(self) -> str:
+        """Covers state, metadata and, through the parent's hash, all of history."""
+        return self._record.hash.hex()
+
+    @property
+    def state_hash(self) -> str:
+        """Depends on the state's value alone, wherever and however it is stored."""
+        return self._record.state_hash().hex()
+
+
+class SessionInfo(NamedTuple):
+    """A line in the list of sessions."""
+
+    name: str
+    agent: str | None
+    head: Checkpoint | None
+    checkpoints: int
+    """How many checkpoints were ever taken in it."""
+    damaged: str | None = None
+    """Set when its head cannot be read: what is wrong."""
+
+
+class Operation(NamedTuple):
+    """A change of head or annotation that is not itself a checkpoint."""
+
+    session: str
+    number: int
+    kind: str
+    created_us: int
+    details: dict[str, Any]
+
+    @property
+    def created_at(self) -> dt.datetime:
+        return _EPOCH + dt.timedelta(microseconds=self.created_us)

@@ -1,0 +1,77 @@
+"""Plain data back into models, for `load(as_=Model)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from typing import Any, TypeVar, get_args, get_origin
+
+from holdfast.errors import InvalidRequest
+
+M = TypeVar("M")
+
+
+def revive(value: Any, model: type[M]) -> M:
+    """An instance of a dataclass or pydantic model, or InvalidRequest if the data does not fit."""
+    try:
+        return typing.cast("M", _fit(value, model))
+    except InvalidRequest:
+        raise
+    except (TypeError, ValueError, KeyError) as e:
+        name = getattr(model, "__name__", str(model))
+        raise InvalidRequest(
+            f"the state does not fit {name}: {e}", hint="load() without as_ returns the plain data"
+        ) from e
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    if kind is Any or isinstance(kind, TypeVar):
+        return value
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _fit_dataclass(value, kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _fit_union(value, args)
+    if value is not None and origin in (list, set, frozenset) and args:
+        return origin(_fit(v, args[0]) for v in value)
+    if value is not None and origin is tuple and args:
+        inner = [args[0]] * len(value) if args[-1] is Ellipsis else args
+        return tuple(_fit(v, a) for v, a in zip(value, inner, strict=True))
+    if value is not None and origin is dict and args:
+        return {k: _fit(v, args[1]) for k, v in value.items()}
+    return value
+
+
+def _fit_dataclass(value: Any, kind: type[Any]) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f"{kind.__name__} needs a dict, not {type(value).__name__}")
+    hints = typing.get_type_hints(kind)
+    names = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = set(value) - set(names)
+    if unknown:
+        raise TypeError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+    fitted = {k: _fit(v, hints.get(k, Any)) for k, v in value.items()}
+    instance = kind(**{k: v for k, v in fitted.items() if names[k].init})
+    for name, field in names.items():
+        if not field.init and name in fitted:
+            object.__setattr__(instance, name, fitted[name])
+    return instance
+
+
+def _fit_union(value: Any, args: tuple[Any, ...]) -> Any:
+    if value is None and type(None) in args:
+        return None
+    error: Exception | None = None
+    for kind in args:
+        if kind is not type(None):
+            try:
+                return _fit(value, kind)
+            except (TypeError, ValueError) as e:
+                error = e
+    raise TypeError(str(error))

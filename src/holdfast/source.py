@@ -1,0 +1,79 @@
+"""Reading stored rows with their digests checked."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from holdfast.codec import rows
+from holdfast.codec.streams import STREAM_BITS, Source
+from holdfast.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from holdfast.backends.base import Backend, Reader
+
+
+def blob_address(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
+
+
+def seal_blob(digest: bytes, flat: bytes) -> bytes:
+    return rows.seal(rows.BLOB, blob_address(digest), flat, squeeze=True)
+
+
+class StoredSource(Source):
+    """Items and blobs of a store, in one consistent view that is opened when first needed."""
+
+    def __init__(self, backend: Backend, reader: Reader | None = None) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._stack = ExitStack()
+        self._cache: dict[int, rows.ItemRow] = {}
+
+    def __enter__(self) -> StoredSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    @property
+    def reader(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._stack.enter_context(self._backend.reader())
+        return self._reader
+
+    def rows(self, stream: int, start: int, stop: int) -> Iterator[tuple[int, rows.ItemRow]]:
+        for first, body in self.reader.items(stream, start, stop):
+            address = stream << STREAM_BITS | first
+            row = self._cache.get(address)
+            if row is None:
+                row = rows.unseal_items(address, body, f"item {first} of stream {stream}")
+                self._cache[address] = row
+            yield first, row
+
+    def blob(self, digest: bytes, size: int) -> bytes:
+        body = self.reader.blob(digest)
+        if body is None:
+            raise Corrupt(f"blob {digest.hex()[:12]} is missing")
+        _, flat = rows.unseal(rows.BLOB, blob_address(digest), body, f"blob {digest.hex()[:12]}")
+        if len(flat) != size:
+            raise Corrupt(f"blob {digest.hex()[:12]} has not the size it should have")
+        return flat
+
+    def blob_state(self, digest: bytes, size: int) -> str:
+        """Whether a blob can be shared: "absent", "sound" or "damaged"."""
+        if self.reader.blob(digest) is None:
+            return "absent"
+        try:
+            self.blob(digest, size)
+        except Corrupt:
+            return "damaged"
+        return "sound"

@@ -1,0 +1,282 @@
+"""Checking a store: every record's digest and hash, and with `read_data` every byte of data."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast import ids, lineage
+from holdfast.codec import records, ropes, streams, values
+from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
+from holdfast.errors import Corrupt, HoldfastError
+from holdfast.lineage import Place
+from holdfast.source import StoredSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.backends.base import Backend, Reader
+    from holdfast.codec.nodes import Extent
+    from holdfast.codec.streams import Source
+
+_PAGE = 500
+
+
+class Problem(NamedTuple):
+    """Something damaged, and whether the state can still be loaded."""
+
+    session: str | None
+    checkpoint: str | None
+    what: str
+    loads: bool
+
+    def __str__(self) -> str:
+        where = " ".join(
+            [f"session {self.session!r}"] * (self.session is not None)
+            + [f"checkpoint {self.checkpoint}"] * (self.checkpoint is not None)
+        )
+        after = " (its state still loads)" if self.loads else ""
+        return f"{where or 'store'}: {self.what}{after}"
+
+
+class Report(NamedTuple):
+    problems: tuple[Problem, ...]
+    sessions: int
+    checkpoints: int
+    loadable: int
+    """Checkpoints whose state loads (with read_data: whose every byte was checked)."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.sessions} sessions, {self.checkpoints} checkpoints, "
+            f"{self.loadable} of them sound"
+        )
+        return "\n".join([head, *map(str, self.problems)])
+
+
+def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None = None) -> Report:
+    problems: list[Problem] = []
+    count = checked = sound = 0
+    with backend.reader() as reader:
+        if sessions is None:
+            problems += [Problem(None, None, line, loads=True) for line in _structure(reader)]
+        for number, raw, body in _sessions(reader, sessions):
+            count += 1
+            audit = _Audit(reader, backend, number, raw, body, read_data=read_data)
+            audit.run()
+            problems += audit.problems
+            checked += audit.checked
+            sound += audit.sound
+    return Report(tuple(problems), count, checked, sound)
+
+
+def _structure(reader: Reader) -> Iterable[str]:
+    try:
+        yield from reader.check()
+    except HoldfastError as e:
+        yield e.message
+
+
+def _sessions(reader: Reader, names: Iterable[str] | None) -> Iterable[tuple[int, bytes, bytes]]:
+    if names is not None:
+        for name in names:
+            raw = records.encode_name(name)
+            number = lineage.find_session(reader, name)
+            found = reader.session_by_number(number)
+            yield number, raw, found[1] if found else b""
+        return
+    after: bytes | None = None
+    while page := reader.sessions(after, _PAGE):
+        yield from page
+        after = page[-1][1]
+
+
+class _Audit:
+    """One session's check."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        backend: Backend,
+        number: int,
+        raw: bytes,
+        body: bytes,
+        *,
+        read_data: bool,
+    ) -> None:
+        self._reader, self._number, self._raw, self._body = reader, number, raw, body
+        self._name = records.decode_name(raw)
+        self._source = StoredSource(backend, reader)
+        self._data = _DataCheck(self._source) if read_data else None
+        self._hashes: dict[int, bytes] = {}
+        self.problems: list[Problem] = []
+        self.checked = self.sound = 0
+
+    def _note(self, what: str, id: bytes | None = None, *, loads: bool = False) -> None:
+        text = ids.to_text(id) if id else None
+        self.problems.append(Problem(self._name, text, what, loads))
+
+    def run(self) -> None:
+        try:
+            records.unseal_session(self._number, self._raw, self._body)
+        except Corrupt as e:
+            self._note(e.message, loads=True)
+        last = None
+        try:
+            head = lineage.read_head(self._reader, self._number)
+            last = head.last
+            if not 1 <= head.seq <= last:
+                self._note("the head points at no checkpoint", loads=True)
+        except Corrupt as e:
+            self._note(e.message, loads=True)
+        low = 1
+        while True:
+            rows = self._reader.checkpoints(self._number, low, records.MAX_SEQ, _PAGE)
+            for seq, id, body in rows:
+                for gone in range(low, seq):
+                    self._missing(gone)
+                low = seq + 1
+                self._checkpoint(seq, id, body, last)
+            if not rows:
+                break
+        for gone in range(low, (last or 0) + 1):
+            self._missing(gone)
+        self._marks(last)
+        self._operations()
+
+    def _missing(self, seq: int) -> None:
+        self.checked += 1
+        self._note(f"the record of checkpoint {seq} is missing")
+
+    def _checkpoint(self, seq: int, id: bytes, body: bytes, last: int | None) -> None:
+        self.checked += 1
+        try:
+            row = records.unseal_checkpoint(self._number, seq, id, body)
+            node = row.node()
+            state_hash = node.hash
+        except Corrupt as e:
+            self._note(e.message, id)
+            return
+        fine = True
+        if last is not None and seq > last:
+            self._note(f"checkpoint {seq} is newer than the session's newest", id, loads=True)
+            fine = False
+        if self._reader.find_ids(id, id, 1) != [(self._number, seq, id)]:
+            self._note("its id is not in the index of ids", id, loads=True)
+            fine = False
+        key = row.record.extra.get("key")
+        if key is not None:
+            if self._reader.find_key(self._number, records.encode_name(key)) != seq:
+                self._note(f"its key {key!r} is not in the index of keys", id, loads=True)
+                fine = False
+        try:
+            parent = self._parent_hash(row)
+            expected = records.record_hash(self._raw, seq, id, row.meta, state_hash, parent)
+            if expected != row.record.hash:
+                self._note("its hash does not match its content and history", id, loads=True)
+                fine = False
+        except Corrupt as e:
+            self._note(f"its parent cannot be read: {e.message}", id, loads=True)
+            fine = False
+        self._hashes[seq] = row.record.hash
+        try:
+            if self._data is not None:
+                self._data.check(node)
+        except Corrupt as e:
+            self._note(e.message, id)
+            return
+        self.sound += fine
+
+    def _parent_hash(self, row: records.Row) -> bytes:
+        record = row.record
+        if record.parent_seq is None:
+            return bytes(32)
+        place = Place(self._number, record.parent_seq)
+        if "origin" in record.extra:
+            found = lineage.origin(self._reader, record)
+            if found is None:
+                raise Corrupt(f"session {record.extra['origin']!r} is missing")
+            place = found
+        elif record.parent_seq in self._hashes:
+            return self._hashes[record.parent_seq]
+        parent = lineage.read_row(self._reader, place).record
+        if parent.id != record.parent:
+            raise Corrupt("the parent is another checkpoint than recorded")
+        return parent.hash
+
+    def _marks(self, last: int | None) -> None:
+        for seq, kind, value, body in self._reader.marks(self._number, 0, records.MAX_SEQ):
+            try:
+                records.unseal_mark(records.position(self._number, seq), kind, value, body)
+                if last is not None and not 1 <= seq <= last:
+                    self._note(
+                        f"a mark belongs to checkpoint {seq}, which does not exist", loads=True
+                    )
+            except Corrupt as e:
+                self._note(e.message, loads=True)
+
+    def _operations(self) -> None:
+        for number, body in self._reader.operations(self._number, 0, records.MAX_SEQ):
+            try:
+                records.unseal_operation(self._number, number, body)
+            except Corrupt as e:
+                self._note(e.message, loads=True)
+
+
+class _DataCheck:
+    """Recomputes hashes from stored data; what checkpoints share is read once."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._items: dict[tuple[int, int], bytes] = {}
+        self._chains: dict[tuple[Extent, ...], list[bytes]] = {}
+        self._done: set[bytes] = set()
+
+    def check(self, node: Node) -> None:
+        """Raise Corrupt unless everything below `node` is there and has the hashes it claims."""
+        if isinstance(node, Struct):
+            for child in node.children:
+                self.check(child)
+        elif isinstance(node, Blob):
+            if node.hash not in self._done:
+                flat = self._source.blob(node.hash, node.size)
+                if sha256(flat).digest() != node.hash:
+                    raise Corrupt(f"blob {node.hash.hex()[:12]} does not match its hash")
+                self._done.add(node.hash)
+        elif isinstance(node, Rope):
+            self._rope(node)
+
+    def _rope(self, rope: Rope) -> None:
+        if rope.kind == LIST:
+            found = self._chain(rope.extents)
+        elif rope.kind == DICT:
+            entries = ropes.entries(rope, self._source)
+            self.check(entries)
+            found = dict_hash(entries.keys, entries.children)
+        else:
+            found = sha256(ropes.flatten(rope, self._source)).digest()
+            rope.chunks = None
+        if found != rope.hash:
+            raise Corrupt("a rope's items do not match its hash")
+
+    def _chain(self, extents: tuple[Extent, ...]) -> bytes:
+        """The chain over all items, remembered per stream so that growth is checked once."""
+        *before, (stream, first, count) = extents
+        key = (*before, (stream, first, 0))
+        known = self._chains.setdefault(key, [])
+        start = known[-1] if known else self._chain(tuple(before)) if before else None
+        todo = [(stream, first + len(known), count - len(known))] if count > len(known) else []
+        for piece in streams.pieces(self._source, todo):
+            begin = 0
+            for end in piece.ends:
+                stored = piece.data[begin : end - piece.base]
+                begin = end - piece.base
+                node = parse(stored) if piece.refs else Leaf(stored)
+                self.check(node)
+                start = chain(start, [node.hash])
+                known.append(start)
+        return known[count - 1]

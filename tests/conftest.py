@@ -1,0 +1,88 @@
+"""Which tests run: torture only when asked for, tools where present, and no skips in CI."""
+
+import functools
+import os
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import settings
+
+CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+# Shared machines stall; and what CI finds must be found again by the next run.
+settings.register_profile("holdfast", deadline=None, derandomize=CI, print_blob=True)
+settings.load_profile("holdfast")
+
+# A tool can be installed and still be forbidden (ptrace in a container), so it is tried out.
+PROBES = {
+    "strace": ["strace", "-o", os.devnull, "true"],
+    "faketime": ["faketime", "2020-01-01 00:00:00", "true"],
+}
+SKIPPED: dict[str, str] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--torture", action="store_true", help="run the long campaigns too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--torture"):
+        return
+    long = [item for item in items if item.get_closest_marker("torture")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("torture")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("tools"):
+        for tool in marker.args:
+            if why := unusable(tool):
+                pytest.skip(why)
+
+
+@functools.cache
+def unusable(tool: str) -> str | None:
+    if shutil.which(tool) is None:
+        return f"needs {tool}, which is not installed"
+    if tool in PROBES and subprocess.run(PROBES[tool], capture_output=True, check=False).returncode:
+        return f"needs {tool}, which does not work here"
+    return None
+
+
+@pytest.fixture(scope="session")
+def rounds(request: pytest.FixtureRequest):
+    """How often to repeat: `rounds(300, torture=20_000)`."""
+    long = request.config.getoption("--torture")
+    return lambda usual, *, torture: torture if long else usual
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        note_skip(report)
+
+
+def note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    where = report.longrepr
+    SKIPPED[report.nodeid] = where[2] if isinstance(where, tuple) else str(where)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # xdist's workers hand their reports to the controller; it alone decides.
+    controller = not hasattr(session.config, "workerinput")
+    if CI and SKIPPED and controller and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if CI and SKIPPED:
+        terminalreporter.section("CI=true: a skipped test is a failure", red=True)
+        for test, why in sorted(SKIPPED.items()):
+            terminalreporter.line(f"{test}: {why}")

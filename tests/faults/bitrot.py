@@ -1,0 +1,141 @@
+"""Any bit flipped, any file cut short: the original state or a typed error, never another state."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import processes
+from .checking import scratch
+from .ledger import complete_lines
+from .subjects import Subject
+from .workload import url_of
+
+PAGE = 4096
+SECONDS = 20.0  # for one damaged store; more is a hang
+MEMORY = 4 << 30  # what a damaged length may make a reader ask for
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A flipped bit, or with `bit` None a file cut at `offset`."""
+
+    offset: int
+    bit: int | None = None
+
+    def apply(self, data: bytes) -> bytes:
+        if self.bit is None:
+            return data[: self.offset]
+        flipped = bytearray(data)
+        flipped[self.offset] ^= 1 << self.bit
+        return bytes(flipped)
+
+
+@dataclass
+class Report:
+    tried: int = 0
+    unharmed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.tried} damages, {self.unharmed} without effect, {len(self.failures)} failures"
+        )
+        return "\n".join([head, *self.failures[:10]])
+
+
+Check = Callable[[str, Subject], list[str]]
+
+
+def flips(data: bytes, count: int, seed: int = 0) -> list[Damage]:
+    """`count` bits: those of the file's header and of page headers more often than the others."""
+    rng = random.Random(seed)
+    if count >= len(data) * 8:
+        return [Damage(place, bit) for place in range(len(data)) for bit in range(8)]
+    chosen: dict[Damage, None] = {}
+    while len(chosen) < count:
+        place = rng.choice(
+            [
+                rng.randrange(len(data)),
+                rng.randrange(min(100, len(data))),
+                rng.randrange(0, len(data), PAGE) + rng.randrange(24),
+            ][: 1 if len(chosen) % 3 else 3]
+        )
+        if place < len(data):
+            chosen[Damage(place, rng.randrange(8))] = None
+    return list(chosen)
+
+
+def cuts(data: bytes, count: int, seed: int = 0) -> list[Damage]:
+    """`count` lengths: around the borders of pages, and anywhere.
+
+    Not 0: an empty file is a store that nobody has written to yet.
+    """
+    if count >= len(data):
+        return [Damage(length) for length in range(1, len(data))]
+    borders = {at + d for at in range(0, len(data), PAGE) for d in (-1, 0, 1)}
+    lengths = sorted(borders | set(random.Random(seed).sample(range(len(data)), count)))
+    chosen = random.Random(seed).sample(lengths, min(count, len(lengths)))
+    return [Damage(length) for length in chosen if 0 < length < len(data)]
+
+
+def campaign(known: Subject, file: str, damages: Sequence[Damage], check: Check) -> Report:
+    """Try every damage of `file` in other processes: a crash or a hang is a failure too."""
+    report = Report()
+    rest = list(damages)
+    while rest:
+        for damage, verdict in _batch(known, file, rest, check):
+            report.tried += 1
+            report.unharmed += verdict == "unharmed"
+            if verdict not in {"", "unharmed"}:
+                report.failures.append(f"  {damage} of {file}: {verdict}")
+        rest = list(damages)[report.tried :]
+    return report
+
+
+def _batch(
+    known: Subject, file: str, damages: Sequence[Damage], check: Check
+) -> Iterator[tuple[Damage, str]]:
+    """Verdicts one by one; after a crash or a hang, that is the last one."""
+
+    def run(out: int) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
+        for damage in damages:
+            with scratch() as folder:
+                _put(known.files, folder, file, damage)
+                try:
+                    found = check(url_of(folder), known)
+                except Exception:
+                    found = [traceback.format_exc()]
+            verdict = "; ".join(found[:3]).replace("\n", " ")
+            os.write(out, verdict.encode(errors="backslashreplace") + b"\n")
+
+    child = processes.fork(run)
+    done = 0
+    alive = True
+    while done < len(damages):
+        before = len(child.said)
+        alive = alive and child.listen(SECONDS, until=before + 1)
+        verdicts = complete_lines(bytes(child.said))
+        for verdict in verdicts[done:]:
+            yield damages[done], verdict.decode()
+            done += 1
+        if not alive or len(child.said) == before:
+            break
+    if done < len(damages):
+        hung = alive
+        status = child.finish(0.0)
+        yield damages[done], "hangs" if hung else f"the process ended with {status}"
+    child.finish()
+
+
+def _put(files: dict[str, bytes], folder: Path, file: str, damage: Damage) -> None:
+    for name, data in files.items():
+        (folder / name).write_bytes(damage.apply(data) if name == file else data)

@@ -1,0 +1,95 @@
+"""kill -9 at random moments: what was acknowledged is there, and the next writer goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import ledger as books
+from . import processes, workload
+from .checking import findings, scratch
+from .failing_io import Make
+from .ledger import Ledger, complete_lines
+from .workload import State, url_of
+from .writer import Writer
+
+ROUNDS = 40  # on one store, then a new one: checks get slower as it grows
+SESSIONS = ("main", "side")
+
+
+@dataclass
+class Report:
+    kills: int = 0
+    acknowledged: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.kills} kills, {self.acknowledged} acknowledged, {len(self.failures)} failures"
+        )
+        return "\n".join([head, *self.failures[:10]])
+
+
+class AcknowledgesFirst(Writer):
+    """A mutant: reports the acknowledgement before it saves."""
+
+    def begin(self, name: str, state: State) -> None:
+        super().begin(name, state)
+        self.say(books.ack_line(self.n, None))
+
+
+def campaign(kills: int, *, seed: int = 0, writers: int = 1, make: Make = Writer) -> Report:
+    """Kill writers `kills` times; several at once each have their own session."""
+    rng = random.Random(seed)
+    report = Report()
+    while report.kills < kills:
+        with scratch() as folder:
+            _one_store(folder, min(kills - report.kills, ROUNDS), writers, make, rng, report)
+    return report
+
+
+def _one_store(
+    folder: Path, kills: int, writers: int, make: Make, rng: random.Random, report: Report
+) -> None:
+    ledger, last = Ledger(), report.kills + kills
+    while report.kills < last:
+        children = [
+            _start(
+                folder, SESSIONS[number::writers], make, rng.getrandbits(32), report.kills + number
+            )
+            for number in range(writers)
+        ]
+        for child in children:
+            child.listen(rng.choice([rng.uniform(0, 0.01), rng.uniform(0, 0.06)]))
+            child.kill()
+            report.kills += 1
+            status = child.finish()
+            if status != -9:
+                report.failures.append(f"  a writer ended with {status}")
+        before = ledger.acknowledged
+        for child in children:
+            for line in complete_lines(bytes(child.said)):
+                ledger.add(line)
+        report.acknowledged += ledger.acknowledged - before
+        at_the_end = report.kills >= last
+        found = ledger.errors + findings(
+            url_of(folder), ledger, loads=None if at_the_end else 8, deep=at_the_end
+        )
+        if found:
+            report.failures.append(f"  kill {report.kills}: {'; '.join(found[:3])}")
+            return
+
+
+def _start(
+    folder: Path, sessions: Sequence[str], make: Make, seed: int, number: int
+) -> processes.Child:
+    def run(out: int) -> None:
+        writer = make(url_of(folder), out)
+        writer.rng.seed(seed)
+        writer.n = number << 20  # numbers go on where no earlier writer of the ledger has been
+        writer.adopt(sessions)
+        writer.run(workload.endless(seed, sessions))
+
+    return processes.fork(run)

@@ -1,0 +1,100 @@
+"""What a writer announced and what was acknowledged to it, line by line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def digest(state: Any) -> str:
+    """A fingerprint of plain data that tells types and the order of keys apart."""
+    return hashlib.sha256(repr(state).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass
+class Ledger:
+    """The promises at one moment of a writer's life.
+
+    A writer announces each operation (`begin`, with the digest of the state that the session's head
+    will have) before it starts, and then reports `ack` with the head's id, or `error`. From that
+    follows what may be found later: every acknowledged checkpoint, exactly; and as head of a
+    session what was acknowledged last, or what was attempted since. A writer that goes on where
+    another was stopped reports as `found` what it starts from, which settles that question.
+    """
+
+    saved: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> session, digest
+    heads: dict[str, set[str]] = field(default_factory=dict)  # session -> digests its head may have
+    may_be_missing: set[str] = field(
+        default_factory=set
+    )  # sessions of which nothing was acknowledged
+    acknowledged: int = 0
+    errors: list[str] = field(default_factory=list)
+    wrong: list[str] = field(
+        default_factory=list
+    )  # what the writer itself saw and should not have seen
+    _open: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lines: Iterable[bytes]) -> Ledger:
+        ledger = cls()
+        for line in lines:
+            ledger.add(line)
+        return ledger
+
+    def add(self, line: bytes) -> None:
+        entry = json.loads(line)
+        if entry["is"] == "begin":
+            session, state = entry["session"], entry["digest"]
+            self._open[entry["n"]] = (session, state)
+            if session not in self.heads:
+                self.may_be_missing.add(session)
+            self.heads.setdefault(session, set()).add(state)
+        elif entry["is"] == "ack":
+            session, state = self._open[entry["n"]]
+            if entry["id"] is not None:
+                self.saved[entry["id"]] = (session, state)
+            self.heads[session] = {state}
+            self.may_be_missing.discard(session)
+            self.acknowledged += 1
+        elif entry["is"] == "found":
+            session, state = entry["session"], entry["digest"]
+            if state not in self.heads.get(session, set()):
+                self.wrong.append(f"the head of {session!r} was neither acknowledged nor attempted")
+            self.heads[session] = {state}
+            self.may_be_missing.discard(session)
+        elif entry["is"] == "error":
+            self.errors.append(entry["what"])
+        elif entry["is"] == "wrong":
+            self.wrong.append(entry["what"])
+
+
+def begin_line(n: int, session: str, state: str) -> bytes:
+    return _line({"is": "begin", "n": n, "session": session, "digest": state})
+
+
+def ack_line(n: int, checkpoint_id: str | None) -> bytes:
+    return _line({"is": "ack", "n": n, "id": checkpoint_id})
+
+
+def found_line(session: str, state: str) -> bytes:
+    return _line({"is": "found", "session": session, "digest": state})
+
+
+def error_line(n: int, what: str) -> bytes:
+    return _line({"is": "error", "n": n, "what": what})
+
+
+def wrong_line(n: int, what: str) -> bytes:
+    return _line({"is": "wrong", "n": n, "what": what})
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def complete_lines(data: bytes) -> list[bytes]:
+    """The lines of `data` that were written whole; a killed writer may leave a torn one."""
+    return data.split(b"\n")[:-1]

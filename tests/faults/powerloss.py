@@ -1,0 +1,192 @@
+"""Power loss by enumeration: every moment of a real run, every legal subset of unsynced changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from . import tracing
+from .checking import findings, scratch
+from .disk import WHOLE, Change, Choice, Directories, Disk, Event, Resize, Said, State, Sync, Write
+from .journal import Journal
+from .ledger import Ledger
+from .workload import url_of
+
+EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before anything torn
+FEW = 4  # with fewer states than that at a moment, even "none" and "all" are left to chance
+STALE = 40  # so many known states in a row, and a moment is exhausted
+LOADS = 24  # acknowledged checkpoints that are loaded and compared in each state
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a writer did to the disk, and what it said in between."""
+
+    events: tuple[Event, ...]
+    files: dict[str, bytes]  # what the run really left behind
+    backend: str = "sqlite"
+
+    def without_directory_syncs(self) -> Recording:
+        kept = [e for e in self.events if not (isinstance(e, Sync) and e.folder is not None)]
+        return replace(self, events=tuple(kept))
+
+
+@dataclass
+class Report:
+    points: int = 0
+    states: int = 0
+    failures: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.points} points, {self.states} states, {self.failures} failures"]
+        return "\n".join([*lines, *self.examples])
+
+
+def record(
+    script: str, *, backend: str = "sqlite", durability: str = "full", inject: str = ""
+) -> Recording:
+    """Trace a writer that runs `script` on a new store; `inject` is a fault in strace's words."""
+    with scratch() as folder:
+        store, said, traced = folder / "store", folder / "ledger", folder / "trace"
+        store.mkdir()
+        arguments = [f"{__package__}.writer", str(store), str(said), script, backend, durability]
+        tracing.record(arguments, traced, inject=inject)
+        events = Journal(str(store), str(said)).follow(tracing.read(traced))
+        files = {
+            str(path.relative_to(store)): path.read_bytes()
+            for path in store.rglob("*")
+            if path.is_file()
+        }
+        return Recording(tuple(events), files, backend)
+
+
+def campaign(
+    recording: Recording,
+    *,
+    states: int,
+    directories: Directories = "strict",
+    part: tuple[int, int] = (0, 1),
+    seed: int = 0,
+) -> Report:
+    """Check about `states` disks after a power loss; part (i, n) takes every n-th moment from i."""
+    rng = random.Random(f"{seed}/{part}")
+    moments = [place for place, event in enumerate(recording.events) if is_moment(event)]
+    moments = moments[part[0] :: part[1]]
+    if states < len(moments):
+        moments = sorted(rng.sample(moments, states))
+    left = dict(zip(moments, range(len(moments), 0, -1), strict=True))
+    disk, ledger, report = Disk(directories), Ledger(), Report(points=len(moments))
+    seen: set[tuple[bytes, int]] = set()
+    for place, event in enumerate(recording.events):
+        disk.apply(event)
+        if isinstance(event, Said):
+            ledger.add(event.line)
+        if place not in left:
+            continue
+        share = max(1, (states - report.states) // left[place])  # what others left over included
+        for choice, state in _states(disk, ledger, share, seen, rng):
+            report.states += 1
+            with scratch() as folder:
+                state.put(folder)
+                url = url_of(folder, recording.backend)
+                found = findings(url, ledger, loads=LOADS, seed=report.states)
+            if found:
+                report.failures += 1
+                if len(report.examples) < 10:
+                    report.examples.append(_describe(place, disk.pending, choice, ledger, found))
+    return report
+
+
+def is_moment(event: Event) -> bool:
+    """Whether a power loss right after `event` can leave something that no earlier one could."""
+    return not isinstance(event, Sync) and not (
+        isinstance(event, Said) and b'"ack"' not in event.line
+    )
+
+
+def _states(
+    disk: Disk, ledger: Ledger, wanted: int, seen: set[tuple[bytes, int]], rng: random.Random
+) -> Iterator[tuple[Choice, State]]:
+    """Up to `wanted` disks that were not seen with these promises before."""
+    stale = 0
+    for choice in _choices(disk.pending, rng, few=wanted < FEW):
+        state = disk.state(choice)
+        key = (state.key(), ledger.acknowledged)
+        stale = stale + 1 if key in seen else 0
+        if key not in seen:
+            seen.add(key)
+            wanted -= 1
+            yield choice, state
+        if not wanted or stale > STALE:
+            return
+
+
+def _choices(pending: list[Change], rng: random.Random, *, few: bool) -> Iterator[Choice]:
+    """Which pending changes have reached the disk: telling subsets first, then random ones."""
+    count = len(pending)
+    if few:
+        yield [rng.choice([0, WHOLE])] * count
+    else:
+        yield [0] * count
+        yield [WHOLE] * count
+    if count <= EXHAUSTIVE and not few:
+        for bits in range(1 << count):
+            yield [-(bits >> place & 1) for place in range(count)]
+    for last in rng.sample(range(count), count):
+        telling = list(_around(pending, last, rng))
+        rng.shuffle(telling)
+        yield from telling
+    while True:
+        often, torn = rng.choice([0.1, 0.5, 0.9]), rng.choice([0.0, 0.2, 0.6])
+        yield [
+            (_torn(change, rng) if rng.random() < torn else WHOLE) if rng.random() < often else 0
+            for change in pending
+        ]
+
+
+def _around(pending: list[Change], last: int, rng: random.Random) -> Iterator[Choice]:
+    """For one change: it alone, all but it, all up to it, all from it on, and all up to it torn."""
+    count = len(pending)
+    yield [WHOLE if place == last else 0 for place in range(count)]
+    yield [0 if place == last else WHOLE for place in range(count)]
+    yield [WHOLE if place <= last else 0 for place in range(count)]
+    yield [WHOLE if place >= last else 0 for place in range(count)]
+    mask = _torn(pending[last], rng)
+    yield [WHOLE if place < last else mask if place == last else 0 for place in range(count)]
+    yield [mask if place == last else WHOLE for place in range(count)]
+
+
+def _torn(change: Change, rng: random.Random) -> int:
+    """A mask of sectors: a beginning, an end, or any of them."""
+    count = change.sectors if isinstance(change, Write) else 1
+    if count == 1:
+        return rng.choice([0, WHOLE])
+    whole, cut = (1 << count) - 1, rng.randrange(1, count)
+    return rng.choice([(1 << cut) - 1, whole ^ ((1 << cut) - 1), rng.getrandbits(count)])
+
+
+def _describe(
+    place: int, pending: list[Change], choice: Choice, ledger: Ledger, found: list[str]
+) -> str:
+    parts = []
+    for change, mask in zip(pending, choice, strict=True):
+        kept = "+" if mask == WHOLE else "-" if not mask else f"{mask:#x}"
+        if isinstance(change, Write):
+            parts.append(f"{kept}write({change.inode}, {change.offset}, {len(change.data)})")
+        elif isinstance(change, Resize):
+            parts.append(f"{kept}size({change.inode}, {change.size})")
+        else:
+            parts.append(f"{kept}names{change.names}")
+    shown = " ".join(parts[-12:])
+    return f"  event {place}, {ledger.acknowledged} acknowledged, [{shown}]: {'; '.join(found[:3])}"
+
+
+def replayed(recording: Recording) -> dict[str, bytes]:
+    """The files after the run as the model sees them, if every change has reached the disk."""
+    disk = Disk()
+    for event in recording.events:
+        disk.apply(event)
+    files = disk.state([WHOLE] * len(disk.pending)).files
+    return {path: data for path, data in files.items() if data is not None}

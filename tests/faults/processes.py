@@ -1,0 +1,85 @@
+"""Child processes that report through a pipe and may be killed, stopped or traced at any moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .ledger import wrong_line
+
+PR_SET_PTRACER = (
+    0x59616D61  # lets a process that is no ancestor trace this one, where that is restricted
+)
+ANYONE = ctypes.c_ulong(-1)
+
+
+@dataclass
+class Child:
+    """A forked process. What it wrote so far is in `said`; `status` is set once it has ended."""
+
+    pid: int
+    pipe: int
+    said: bytearray = field(default_factory=bytearray)
+    status: int | None = None
+
+    def listen(self, seconds: float, *, until: int | None = None) -> bool:
+        """Take in what the child says for so long, or until it has said so many bytes.
+
+        False once the child has closed its end.
+        """
+        end = time.monotonic() + seconds
+        while until is None or len(self.said) < until:
+            ready, _, _ = select.select([self.pipe], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                return True
+            data = os.read(self.pipe, 1 << 16)
+            if not data:
+                return False
+            self.said += data
+        return True
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def finish(self, seconds: float = 60.0) -> int:
+        """Wait for the end, kill the child if it takes too long; the exit status, or -signal."""
+        if self.status is None:
+            if self.listen(seconds):
+                self.kill()
+                while self.listen(1.0):
+                    pass
+            os.close(self.pipe)
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+
+def fork(run: Callable[[int], None]) -> Child:
+    """Start `run` in a forked process; it gets a descriptor to report to.
+
+    An exception that leaves `run` is reported as a wrong thing, as nothing but the library's own
+    errors may reach a caller, and those are expected to be handled by `run`.
+    """
+    pipe, out = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(out)
+        return Child(pid, pipe)
+    status = 1
+    try:
+        os.close(pipe)
+        run(out)
+        status = 0
+    except BaseException:
+        os.write(out, wrong_line(0, "not one of the library's errors: " + traceback.format_exc()))
+    finally:
+        os._exit(status)
+
+
+def allow_tracing() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANYONE, 0, 0, 0)

@@ -1,0 +1,165 @@
+"""Stores whose content is known, and what they may answer once they are damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import holdfast
+
+from . import processes, workload
+from .checking import named, scratch
+from .ledger import Ledger, complete_lines, digest
+from .workload import url_of
+from .writer import Writer
+
+UNHARMED = ["unharmed"]
+
+
+@dataclass
+class Subject:
+    """A store whose content is known; `moments` are what it held after each acknowledgement."""
+
+    files: dict[str, bytes]
+    ledger: Ledger
+    moments: list[tuple[frozenset[str], dict[str, str]]]
+    paths: dict[str, list[str]]  # session -> ids from the head to the root
+    lengths: dict[str, int]
+
+
+def subject(*, closed: bool, script: str = "small") -> Subject:
+    """The files of a store after a clean close, or as a killed writer leaves them."""
+    with scratch() as folder:
+
+        def run(out: int) -> None:
+            writer = Writer(url_of(folder), out)
+            for step in workload.SCRIPTS[script]():
+                if closed or step.kind != "reopen":
+                    writer.attempt(step)
+            if not closed:
+                os._exit(0)  # before anything is tidied up
+            writer.close()
+
+        child = processes.fork(run)
+        child.finish()
+        lines = complete_lines(bytes(child.said))
+        files = {
+            path.name: path.read_bytes() for path in folder.iterdir() if not path.match("*-shm")
+        }
+        with holdfast.open(url_of(folder)) as store:
+            names = list(Ledger.of(lines).heads)
+            paths = {name: _history(store, name) for name in names}
+            lengths = {name: _length(store, name) for name in names}
+    moments = [(frozenset[str](), dict[str, str]())]
+    ledger = Ledger()
+    for line in lines:
+        ledger.add(line)
+        if b'"ack"' in line:
+            heads = {n: next(iter(d)) for n, d in ledger.heads.items() if len(d) == 1}
+            moments.append((frozenset(ledger.saved), heads))
+    return Subject(files, ledger, moments, paths, lengths)
+
+
+@dataclass
+class Interview:
+    """Asks a damaged store; a typed error is an honest answer, a different one is not."""
+
+    found: list[str] = field(default_factory=list)
+    harmed: bool = False
+
+    def ask(self, what: str, question: Callable[..., Any], *about: Any, expect: Any) -> None:
+        try:
+            answer = question(*about)
+        except holdfast.HoldfastError:
+            self.harmed = True
+        except Exception as error:
+            self.found.append(f"{what}: not one of the library's errors: {named(error)}")
+        else:
+            if answer != expect:
+                self.found.append(f"{what}: a different answer")
+
+
+def original_or_error(url: str, known: Subject) -> list[str]:
+    """The findings for a damaged main file; UNHARMED if everything is as it was."""
+    try:
+        store = holdfast.open(url)
+    except holdfast.HoldfastError:
+        return []
+    except Exception as error:
+        return [f"open: not one of the library's errors: {named(error)}"]
+    talk = Interview()
+    for id_, (name, expected) in known.ledger.saved.items():
+        talk.ask(f"load {id_}", _load, store, name, id_, expect=expected)
+    for name, path in known.paths.items():
+        (latest,) = known.ledger.heads[name]
+        talk.ask(f"head of {name}", _head, store, name, expect=path[0])
+        talk.ask(f"latest of {name}", _load, store, name, None, expect=latest)
+        talk.ask(f"history of {name}", _history, store, name, expect=path)
+        talk.ask(f"length of {name}", _length, store, name, expect=known.lengths[name])
+    talk.ask("verify misses it", lambda: _sound(store) and talk.harmed, expect=False)
+    talk.ask("save", _save, store, expect=True)
+    talk.ask("close", store.close, expect=None)
+    return talk.found or ([] if talk.harmed else UNHARMED)
+
+
+def acknowledged_prefix(url: str, known: Subject) -> list[str]:
+    """The findings for a damaged log: the store has to be as it was after some acknowledgement."""
+    try:
+        store = holdfast.open(url)
+    except holdfast.HoldfastError:
+        return []
+    try:
+        loaded, heads = set(), {}
+        for id_, (name, expected) in known.ledger.saved.items():
+            try:
+                state = _load(store, name, id_)
+            except holdfast.NotFound:
+                continue
+            if state != expected:
+                return [f"load {id_}: a different state"]
+            loaded.add(id_)
+        for name in known.paths:
+            if _head(store, name) is not None:
+                heads[name] = _load(store, name, None)
+        if (frozenset(loaded), heads) not in known.moments:
+            return ["not the state after any acknowledgement"]
+        if not _sound(store):
+            return ["verify reports damage"]
+        if not _save(store):
+            return ["save: a different state"]
+        return UNHARMED if (frozenset(loaded), heads) == known.moments[-1] else []
+    except Exception as error:
+        return [f"not a prefix: {named(error)}"]
+    finally:
+        store.close()
+
+
+def _load(store: Any, name: str, rev: str | None) -> str:
+    return digest(store.session(name).load(rev))
+
+
+def _head(store: Any, name: str) -> str | None:
+    head = store.session(name).head
+    return None if head is None else head.id
+
+
+def _history(store: Any, name: str) -> list[str]:
+    return [checkpoint.id for checkpoint in store.session(name).history()]
+
+
+def _length(store: Any, name: str) -> int:
+    return len(store.session(name))
+
+
+def _sound(store: Any) -> bool:
+    return bool(store.verify(read_data=True).ok)
+
+
+def _save(store: Any) -> bool:
+    """Whether what can be saved into a damaged store can also be loaded."""
+    session = store.session("main")
+    state = {} if session.head is None else session.load()
+    state["after"] = "damage"
+    return _load(store, "main", session.save(state).id) == digest(state)

@@ -1,0 +1,45 @@
+"""The n-th system call fails, for every n: an error or a true acknowledgement."""
+
+import pytest
+
+from . import failing_io
+from .failing_io import Fault
+
+pytestmark = pytest.mark.tools("strace")
+
+FAULTS = [
+    ("pwrite64", "EIO"),
+    ("pwrite64", "ENOSPC"),
+    ("fdatasync", "EIO"),
+    ("fsync", "EIO"),
+    ("ftruncate", "EIO"),
+    ("openat", "EMFILE"),
+    ("link", "EIO"),
+    ("unlink", "EIO"),
+    ("pread64", "EIO"),
+]
+
+
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize(("call", "error"), FAULTS)
+def test_an_error_or_a_true_acknowledgement(call, error, forever):
+    report = failing_io.campaign(Fault(call, error, forever))
+    print(report)
+    assert report.injected
+    assert not report.failures, str(report)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize(("call", "error"), FAULTS)
+def test_the_same_in_a_long_run(call, error, forever):
+    report = failing_io.campaign(Fault(call, error, forever), script="long")
+    print(report)
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
+def test_mutant_that_takes_a_failed_write_for_a_success(call):
+    report = failing_io.campaign(Fault(call, "EIO"), make=failing_io.Swallowing, stride=7)
+    print(report)
+    assert report.failures

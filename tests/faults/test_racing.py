@@ -1,0 +1,24 @@
+"""Eight processes at once."""
+
+from . import racing
+
+
+def test_on_one_session_exactly_one_wins_each_step(rounds):
+    report = racing.race(racing.fair, saves=rounds(25, torture=500))
+    print(report)
+    assert report.conflicts
+    assert not report.failures, str(report)
+
+
+def test_on_their_own_sessions_nobody_is_locked_out(rounds, tmp_path):
+    """On a real disk: waiting for it is what makes writers meet."""
+    report = racing.race(racing.alone, saves=rounds(100, torture=5000), folder=tmp_path)
+    print(report)
+    assert report.saved == 8 * rounds(100, torture=5000)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_saves_an_old_state_over_a_new_head():
+    report = racing.race(racing.stubborn)
+    print(report)
+    assert report.failures

@@ -1,0 +1,117 @@
+"""What the writers do: scripts of operations on a few sessions, the same in every run."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+State = dict[str, Any]
+Kind = Literal["save", "append", "patch", "rewind", "fork", "reopen"]
+
+WORDS = (
+    "plan book flight hotel budget refuse retry answer tool call result page search user agree "
+    "cancel change date seat window city train later maybe never always check paid open closed"
+).split()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on `session`; `count` is how far to rewind, or how much text to write."""
+
+    kind: Kind
+    session: str = "main"
+    count: int = 1
+    into: str = ""
+
+
+def url_of(folder: Path, backend: str = "sqlite") -> str:
+    """Where the writers keep their store inside `folder`."""
+    return {"sqlite": f"{folder}/agent.db", "files": f"files:{folder}/agent"}[backend]
+
+
+def short() -> list[Step]:
+    """Every kind of operation once or twice, and one close in the middle."""
+    return [
+        Step("save"),
+        Step("append"),
+        Step("append"),
+        Step("patch", count=2),
+        Step("save", "side"),
+        Step("rewind", count=2),
+        Step("save"),
+        Step("reopen"),
+        Step("append"),
+        Step("fork", into="fork"),
+        Step("append", "fork"),
+        Step("save", "fork", count=40),
+        Step("append"),
+    ]
+
+
+def long() -> list[Step]:
+    """Enough appended messages for several packs, big values, forks, rewinds and closes between."""
+    steps = [*short()]
+    for group in range(4):
+        steps += [Step("append", count=8) for _ in range(40)]
+        steps += [Step("save", "side", count=30 + group) for _ in range(6)]
+        steps += [Step("patch", count=3), Step("rewind", count=5), Step("append"), Step("save")]
+        steps += [Step("fork", into=f"fork-{group}"), Step("append", f"fork-{group}")]
+        if group % 2:
+            steps.append(Step("reopen"))
+    return steps
+
+
+def small() -> list[Step]:
+    """Few checkpoints, but of every kind: a pack, a value on its own, siblings, a fork."""
+    return [*short(), Step("patch", "side", count=70), Step("append", "side")]
+
+
+SCRIPTS = {"short": short, "long": long, "small": small}
+
+
+def endless(seed: int, sessions: Sequence[str]) -> Iterator[Step]:
+    """Operations for a writer that is going to be killed."""
+    rng = random.Random(seed)
+    kinds: list[Kind] = ["append", "save", "patch", "rewind", "reopen"]
+    while True:
+        (kind,) = rng.choices(kinds, [60, 15, 15, 6, 4])
+        yield Step(kind, rng.choice(sessions), rng.choice([1, 1, 1, 4, 30]))
+
+
+def text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=words)) + f" {rng.getrandbits(32):08x}"
+
+
+def message(rng: random.Random, count: int) -> State:
+    """About `count` × 150 bytes; from 30 on big enough to be stored on its own."""
+    return {
+        "role": rng.choice(["user", "assistant", "tool"]),
+        "content": text(rng, 20 * count),
+        "n": rng.getrandbits(20),
+    }
+
+
+def next_state(step: Step, state: State, rng: random.Random) -> tuple[State, dict[str, Any]]:
+    """The state after a step on `state`, and what the store has to be told for it."""
+    after = copy.deepcopy(state)
+    messages = after.setdefault("messages", [])
+    if step.kind == "append":
+        item = message(rng, step.count)
+        messages.append(item)
+        return after, {"item": item}
+    if step.kind == "patch":
+        items = [message(rng, 1) for _ in range(step.count)]
+        messages.extend(items)
+        changed = {"turn": after.get("turn", 0) + 1, "note": text(rng, 5)}
+        after.update(changed)
+        return after, {"append": {"messages": items}, "set": changed}
+    messages.append(message(rng, step.count))
+    if len(messages) > 2:  # an edit in the middle, so that a save is more than an append
+        messages[len(messages) // 2]["content"] = text(rng, 12)
+    after["ratio"] = rng.random()
+    after["flags"] = {"done": None, "ok": rng.random() < 0.5, "size": [1, 2.5, "three"]}
+    return after, {}
