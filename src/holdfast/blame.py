@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Reader
     from holdfast.codec.streams import Source
     from holdfast.lineage import Place
-    from holdfast.model import Record
 
 Path = str | tuple[str | int, ...]
 
@@ -27,11 +26,11 @@ def parse_path(path: Path) -> tuple[str | int, ...]:
     return tuple(int(p) if p.isdecimal() else p for p in path.split("."))
 
 
-def blame(reader: Reader, source: Source, start: Place, path: Path) -> tuple[Place, Record]:
+def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:
     """The newest ancestor of `start` since which the value at `path` is what it is there."""
     steps = parse_path(path)
     wanted: bytes | None = None
-    found: tuple[Place, Record] | None = None
+    found: Place | None = None
     for place, record in lineage.ancestors(reader, start):
         if record.damaged:
             continue
@@ -43,7 +42,7 @@ def blame(reader: Reader, source: Source, start: Place, path: Path) -> tuple[Pla
             wanted = digest
         elif digest != wanted:
             break
-        found = (place, record)
+        found = place
     if found is None:
         raise NotFound("no checkpoint that can be read")
     return found

@@ -47,7 +47,7 @@ class Images:
             self._held.move_to_end(key)
             return found[0]
 
-    def put(self, key: bytes, node: Node, *, instead_of: bytes | None = None) -> None:
+    def put(self, key: bytes, node: Node, instead_of: bytes | None = None) -> None:
         """Keep an image; the parent's goes, as the head moves on."""
         size = cost(node)
         with self._lock:

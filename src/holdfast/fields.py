@@ -39,10 +39,8 @@ def check_tags(tags: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_text("a tag", t) for t in tags))
 
 
-def check(fields: Fields) -> dict[str, Any]:
-    """The fields that go into the record, in the form in which they are stored."""
-    if not fields:
-        return {}
+def check(fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
+    """Label, tags, and the fields of the record in the form in which they are stored."""
     unknown = set(fields) - set(Fields.__annotations__)
     if unknown:
         raise InvalidRequest(
@@ -53,7 +51,8 @@ def check(fields: Fields) -> dict[str, Any]:
     for name in _TEXTS:
         if (value := fields.get(name)) is not None:
             extra[name] = check_text(name, value)
-    extra.pop("label", None)
+    label = extra.pop("label", None)
+    tags = check_tags(fields.get("tags") or ())
     status = fields.get("status", "in_progress")
     if status not in STATUSES:
         raise InvalidRequest(f"unknown status {status!r}", hint=f"one of {', '.join(STATUSES)}")
@@ -75,4 +74,4 @@ def check(fields: Fields) -> dict[str, Any]:
             raise InvalidRequest(f"meta must be a dict, not {type(meta).__name__}")
         if meta:
             extra["meta"] = dict(meta)
-    return extra
+    return label, tags, extra

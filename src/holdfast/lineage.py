@@ -14,7 +14,7 @@ from holdfast.errors import (
     InvalidRequest,
     SessionNotFound,
 )
-from holdfast.model import Checkpoint, Record
+from holdfast.model import Checkpoint, Operation, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +72,11 @@ def marks_of(
     return out
 
 
-def dress(reader: Reader, session: int, name: str, record: Record) -> Checkpoint:
-    label, tags = marks_of(reader, session, record.seq, record.seq).get(record.seq, (None, ()))
-    return Checkpoint(name, record, label, tags)
+def dress(reader: Reader, place: Place, record: Record) -> Checkpoint:
+    """A record as a caller sees it, with its session's name, its label and tags."""
+    name = session_name(reader, place.session)
+    marks = marks_of(reader, place.session, place.seq, place.seq)
+    return Checkpoint(name, record, *marks.get(place.seq, (None, ())))
 
 
 def origin(reader: Reader, record: Record) -> Place | None:
@@ -252,11 +254,25 @@ def find_session(reader: Reader, name: str) -> int:
     return found[0]
 
 
-def read_head(reader: Reader, session: int) -> Head:
+def read_head(reader: Reader, session: int) -> tuple[bytes, Head]:
+    """The head's row, the token of the next compare-and-swap, and what it says."""
     row = reader.head(session)
     if row is None:
         raise Corrupt("a session has lost its head")
-    return records.unseal_head(session, row)
+    return row, records.unseal_head(session, row)
+
+
+def session_agent(reader: Reader, session: int) -> str | None:
+    found = reader.session_by_number(session)
+    return records.unseal_session(session, *found)[1] if found else None
+
+
+def operations(reader: Reader, session: int, name: str, last: int) -> list[Operation]:
+    out = []
+    for number, body in reader.operations(session, 1, last):
+        kind, created, _, details = records.unseal_operation(session, number, body)
+        out.append(Operation(name, number, kind, created, details))
+    return out
 
 
 def page(reader: Reader, start: Place) -> tuple[list[Checkpoint], Place | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from holdfast.codec import rows
@@ -11,7 +10,7 @@ from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
+    from contextlib import AbstractContextManager
 
     from holdfast.backends.base import Backend, Reader
 
@@ -21,33 +20,30 @@ def blob_address(digest: bytes) -> int:
 
 
 def seal_blob(digest: bytes, flat: bytes) -> bytes:
-    return rows.seal(rows.BLOB, blob_address(digest), flat, squeeze=True)
+    return rows.seal(rows.BLOB, blob_address(digest), flat, level=rows.DENSE)
 
 
 class StoredSource(Source):
     """Items and blobs of a store, in one consistent view that is opened when first needed."""
 
+    __slots__ = ("_backend", "_cache", "_opened", "_reader")
+
     def __init__(self, backend: Backend, reader: Reader | None = None) -> None:
         self._backend = backend
         self._reader = reader
-        self._stack = ExitStack()
+        self._opened: AbstractContextManager[Reader] | None = None
         self._cache: dict[int, rows.ItemRow] = {}
 
-    def __enter__(self) -> StoredSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, tb)
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.__exit__(None, None, None)
+            self._opened = self._reader = None
 
     @property
     def reader(self) -> Reader:
         if self._reader is None:
-            self._reader = self._stack.enter_context(self._backend.reader())
+            self._opened = self._backend.reader()
+            self._reader = self._opened.__enter__()
         return self._reader
 
     def rows(self, stream: int, start: int, stop: int) -> Iterator[tuple[int, rows.ItemRow]]:

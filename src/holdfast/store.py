@@ -100,9 +100,7 @@ class Store:
         """A checkpoint of any session, by its id or an unambiguous prefix."""
         with self.backend.reader() as reader:
             place = lineage.find_in_store(reader, id)
-            record = lineage.read_row(reader, place).record
-            name = lineage.session_name(reader, place.session)
-            return lineage.dress(reader, place.session, name, record)
+            return lineage.dress(reader, place, lineage.read_row(reader, place).record)
 
     def sessions(
         self, *, agent: str | None = None, status: Status | None = None
@@ -128,10 +126,10 @@ class Store:
         agent, head, count = None, None, 0
         try:
             agent = records.unseal_session(number, raw, body)[1]
-            at = lineage.read_head(reader, number)
+            _, at = lineage.read_head(reader, number)
             count = at.last
-            record = lineage.read_row(reader, lineage.Place(number, at.seq)).record
-            head = lineage.dress(reader, number, name, record)
+            place = lineage.Place(number, at.seq)
+            head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
         except Corrupt as e:
             return SessionInfo(name, agent, head, count, e.message)
         return SessionInfo(name, agent, head, count)

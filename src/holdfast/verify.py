@@ -127,7 +127,7 @@ class _Audit:
             self._note(e.message, loads=True)
         last = None
         try:
-            head = lineage.read_head(self._reader, self._number)
+            _, head = lineage.read_head(self._reader, self._number)
             last = head.last
             if not 1 <= head.seq <= last:
                 self._note("the head points at no checkpoint", loads=True)

@@ -7,11 +7,11 @@ write. Everything else (forks, rewinds, verification, diffs) is written once, ab
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from holdfast.codec.streams import RowWrite
@@ -26,21 +26,21 @@ class Change:
     """One atomic write to one session."""
 
     session: int
-    expect: bytes | None
-    """The head's row as last read; None: the session must not exist yet."""
+    expect: bytes
+    """The head's row as last read."""
     head: bytes
     create: tuple[bytes, bytes] | None = None
-    """Name and row of a session that this change creates."""
+    """Name and row of a session that this change creates: there is no head to expect yet."""
     checkpoint: tuple[int, bytes, bytes] | None = None
     """seq, id, row"""
-    key: bytes | None = None
-    """An external key of that checkpoint, unique in the session."""
-    rows: list[RowWrite] = field(default_factory=list)
-    blobs: list[tuple[bytes, bytes, bool]] = field(default_factory=list)
+    rows: Sequence[RowWrite] = ()
+    blobs: Sequence[tuple[bytes, bytes, bool]] = ()
     """digest, row, whether to write over one that exists (because it is damaged)"""
-    marks: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    key: bytes | None = None
+    """An external key of the checkpoint, unique in the session."""
+    marks: Sequence[tuple[int, int, bytes, bytes]] = ()
     """seq, kind, value, row"""
-    unmarks: list[tuple[int, int, bytes]] = field(default_factory=list)
+    unmarks: Sequence[tuple[int, int, bytes]] = ()
     operation: tuple[int, bytes] | None = None
     """number, row"""
 

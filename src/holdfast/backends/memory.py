@@ -52,9 +52,10 @@ class MemoryBackend(Backend, Reader):
         with self._lock:
             self._check_open()
             session = change.session
-            if change.create is not None and change.create[0] in self._sessions:
-                raise SessionExists("a session of this name exists already")
-            if self._heads.get(session) != change.expect:
+            if change.create is not None:
+                if change.create[0] in self._sessions:
+                    raise SessionExists("a session of this name exists already")
+            elif self._heads.get(session) != change.expect:
                 raise Moved
             if change.key is not None and (session, change.key) in self._keys:
                 raise KeyTaken("the key names another checkpoint of this session")

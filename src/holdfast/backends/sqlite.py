@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MASK = (1 << SEQ_BITS) - 1
+_MAX_BINDINGS = 8
 
 
 class SqliteBackend(Backend):
@@ -90,7 +91,7 @@ class SqliteBackend(Backend):
         if self.read_only:
             self._readers.append(connection)
         else:
-            self._writer = connection
+            self._writer, self._cursor = connection, connection.cursor()
 
     def _connect(self) -> apsw.Connection:
         return files.connect(self.path, read_only=self.read_only, **self._options)  # type: ignore[arg-type]
@@ -153,10 +154,8 @@ class SqliteBackend(Backend):
     def commit(self, change: Change) -> None:
         with self._lock, files.translated(self.path):
             connection = self._writing()
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                _write(connection, change)
-                connection.execute("COMMIT")
+                _write(connection, self._cursor, change)
             except BaseException:
                 self._roll_back(connection)
                 raise
@@ -189,43 +188,58 @@ class SqliteBackend(Backend):
                 connection.close()
 
 
-def _write(connection: apsw.Connection, change: Change) -> None:
-    execute = connection.execute
+_BEGIN = "BEGIN IMMEDIATE; "
+_SWAP = _BEGIN + "UPDATE heads SET body = ? WHERE session = ? AND body = ?"
+_CREATE = _BEGIN + "INSERT INTO sessions VALUES (?, ?, ?); INSERT INTO heads VALUES (?, ?)"
+_ITEM = "INSERT INTO items VALUES (?, ?); "
+_CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
+
+
+def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
+    """One transaction. Several statements go in one call: a call costs as much as a statement."""
+    execute = cursor.execute
     session = change.session
-    if change.create is not None:
-        try:
-            execute("INSERT INTO sessions VALUES (?, ?, ?)", (session, *change.create))
-            execute("INSERT INTO heads VALUES (?, ?)", (session, change.head))
-        except apsw.ConstraintError:
-            raise SessionExists("a session of this name exists already") from None
-    else:
-        execute(
-            "UPDATE heads SET body = ? WHERE session = ? AND body = ?",
-            (change.head, session, change.expect),
-        )
+    if change.create is None:
+        execute(_SWAP, (change.head, session, change.expect))
         if connection.changes() != 1:
             raise Moved
-    try:
-        for stream, first, replaces, body in change.rows:
-            pos = stream << STREAM_BITS | first
-            if replaces:
-                execute("DELETE FROM items WHERE pos >= ? AND pos < ?", (pos, pos + replaces))
-            execute("INSERT INTO items VALUES (?, ?)", (pos, body))
-        if change.checkpoint is not None:
-            seq, id, body = change.checkpoint
-            execute("INSERT INTO checkpoints VALUES (?, ?, ?)", (position(session, seq), id, body))
-    except apsw.ConstraintError as e:
-        raise Corrupt("a row that is about to be written exists already") from e
-    if change.key is not None and change.checkpoint is not None:
+    else:
         try:
-            execute(
-                "INSERT INTO keys VALUES (?, ?, ?)", (session, change.key, change.checkpoint[0])
-            )
+            execute(_CREATE, (session, *change.create, session, change.head))
         except apsw.ConstraintError:
-            raise KeyTaken("the key names another checkpoint of this session") from None
+            raise SessionExists("a session of this name exists already") from None
+    _write_annotations(execute, change)
     for digest, body, rewrite in change.blobs:
         how = "REPLACE" if rewrite else "IGNORE"
         execute(f"INSERT OR {how} INTO blobs (digest, body) VALUES (?, ?)", (digest, body))
+    sql, bindings = "", []
+    for stream, first, replaces, body in change.rows:
+        pos = stream << STREAM_BITS | first
+        if replaces:
+            execute("DELETE FROM items WHERE pos >= ? AND pos < ?", (pos, pos + replaces))
+        if len(bindings) < _MAX_BINDINGS:
+            sql += _ITEM
+            bindings += (pos, body)
+        else:
+            execute(_ITEM, (pos, body))
+    if change.checkpoint is not None:
+        seq, id, body = change.checkpoint
+        sql += _CHECKPOINT
+        bindings += (session << SEQ_BITS | seq, id, body)
+    try:
+        execute(sql + "COMMIT", bindings)
+    except apsw.ConstraintError as e:
+        raise Corrupt("a row that is about to be written exists already") from e
+
+
+def _write_annotations(execute: Any, change: Change) -> None:
+    session = change.session
+    if change.key is not None and change.checkpoint is not None:
+        row = (session, change.key, change.checkpoint[0])
+        try:
+            execute("INSERT INTO keys VALUES (?, ?, ?)", row)
+        except apsw.ConstraintError:
+            raise KeyTaken("the key names another checkpoint of this session") from None
     for seq, kind, value in change.unmarks:
         execute(
             "DELETE FROM marks WHERE pos = ? AND kind = ? AND value = ?",

@@ -135,17 +135,17 @@ def _dict(
 ) -> Node | None:
     """A dict child by child; None if its keys or its size call for hashing it whole."""
     known = ropes.entries(old, out.source) if isinstance(old, Rope) and old.kind == DICT else old
-    if not (isinstance(known, Struct) and known.kind == DICT):
-        known = None
+    before: dict[bytes, Node] = {}
+    if isinstance(known, Struct) and known.kind == DICT:
+        before = dict(zip(known.keys, known.children, strict=True))
     keys: list[bytes] = []
     children: list[Node] = []
     for key, child in value.items():
-        name = values.encode_exact(key)
+        name = values.encode_key(key) if type(key) is str else values.encode_exact(key)
         if not _is_text(name):
             return None
         keys.append(name)
-        before = known.child(name) if known is not None else None
-        children.append(lay_out(child, before, out, depth=depth + 1, nested=nested))
+        children.append(lay_out(child, before.get(name), out, depth=depth + 1, nested=nested))
     node = Struct(DICT, tuple(keys), tuple(children))
     if len(set(keys)) != len(keys) or not splits_dict(node.size, len(keys), root=depth == 0):
         return None

@@ -21,7 +21,9 @@ from holdfast.codec import values
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
-    from holdfast.codec.chunks import Chunk
+    from holdfast.codec.chunks import Chunk, Item
+
+    More = tuple[Any, list[Item]] | None
 
 LIST, DICT, RAW = 0, 1, 2
 BLOB_TAG, ROPE_TAG = 32, 33
@@ -36,7 +38,7 @@ INLINE_LIST, INLINE = 1024, 4096
 
 # 0xc1 begins no encoding, so these can never be the bytes of a value.
 _CHAIN_START = sha256(b"\xc1list").digest()
-_CHAIN, _DICT = b"\xc1item", b"\xc1dict"
+CHAIN, _DICT = b"\xc1item", b"\xc1dict"
 
 Extent = tuple[int, int, int]
 """stream, first item, number of items"""
@@ -48,8 +50,12 @@ class Tail(NamedTuple):
     line: int
     stream: int
     end: int
+    small: int
+    """From here on items lie in small packs,"""
     loose: int
-    loose_bytes: int
+    """and from here on in loose rows."""
+    held: int
+    """Bytes of the items that are in no full pack yet."""
 
 
 def splits_list(size: int, count: int) -> bool:
@@ -67,7 +73,7 @@ def chain(start: bytes | None, hashes: Any) -> bytes:
     """The hash of a list, resumed from the hash of its beginning."""
     h = start or _CHAIN_START
     for item in hashes:
-        h = sha256(_CHAIN + h + item).digest()
+        h = sha256(CHAIN + h + item).digest()
     return h
 
 
@@ -93,6 +99,14 @@ class Leaf:
         return self._hash
 
 
+def _reference_bytes(tag: int, payload: bytes) -> bytes:
+    n = len(payload)
+    if n < 1 << 8:
+        return b"\xc7" + bytes((n, tag)) + payload
+    size = b"\xc8" + n.to_bytes(2, "big") if n < 1 << 16 else b"\xc9" + n.to_bytes(4, "big")
+    return size + bytes((tag,)) + payload
+
+
 class Blob:
     """`flat` is kept while the node is in memory, to find the next change by comparing bytes."""
 
@@ -100,31 +114,30 @@ class Blob:
 
     def __init__(self, digest: bytes, size: int, flat: bytes | None = None) -> None:
         self.hash, self.size, self.flat = digest, size, flat
-        self.stored = ormsgpack.packb(ormsgpack.Ext(BLOB_TAG, ormsgpack.packb([digest, size])))
+        self.stored = _reference_bytes(BLOB_TAG, ormsgpack.packb([digest, size]))
 
 
 class Struct:
     """`keys` are encoded; empty for a list."""
 
-    __slots__ = ("_hash", "_index", "children", "keys", "kind", "size", "stored")
+    __slots__ = ("_hash", "children", "keys", "kind", "size", "stored")
 
-    def __init__(self, kind: int, keys: tuple[bytes, ...], children: tuple[Node, ...]) -> None:
+    def __init__(
+        self, kind: int, keys: tuple[bytes, ...], children: tuple[Node, ...], size: int | None = None
+    ) -> None:
         self.kind, self.keys, self.children = kind, keys, children
         count = len(children)
-        stored = [c.stored for c in children]
-        sizes = sum([c.size for c in children])
         if kind == DICT:
-            header = values.map_header(count)
-            self.stored = header + b"".join(
-                [b for pair in zip(keys, stored, strict=True) for b in pair]
-            )
-            sizes += sum(map(len, keys))
+            parts = [values.map_header(count)]
+            for key, child in zip(keys, children, strict=True):
+                parts += (key, child.stored)
         else:
-            header = values.array_header(count)
-            self.stored = header + b"".join(stored)
-        self.size = len(header) + sizes
+            parts = [values.array_header(count), *[c.stored for c in children]]
+        self.stored = b"".join(parts)
+        if size is None:
+            size = len(parts[0]) + sum([c.size for c in children]) + sum([len(k) for k in keys])
+        self.size = size
         self._hash: bytes | None = None
-        self._index: dict[bytes, int] | None = None
 
     @property
     def hash(self) -> bytes:
@@ -136,13 +149,17 @@ class Struct:
         return self._hash
 
     def child(self, key: bytes) -> Node | None:
-        if self._index is None:
-            self._index = {k: i for i, k in enumerate(self.keys)}
-        at = self._index.get(key)
-        return None if at is None else self.children[at]
+        return self.children[self.keys.index(key)] if key in self.keys else None
+
+    def with_child(self, at: int, node: Node) -> Struct:
+        """The same with another child at an existing place."""
+        children = list(self.children)
+        size = self.size - children[at].size + node.size
+        children[at] = node
+        return Struct(self.kind, self.keys, tuple(children), size)
 
 
-def dict_hash(keys: Any, children: Any) -> bytes:
+def dict_hash(keys: tuple[bytes, ...], children: tuple[Node, ...]) -> bytes:
     parts = [_DICT]
     for key, child in zip(keys, children, strict=True):
         parts += (key, child.hash)
@@ -153,12 +170,13 @@ class Rope:
     """A reference to items in streams, with the items themselves where they are in memory.
 
     `chunks` (lists and raw bytes) or `entries` (dicts) are the image of the content: immutable,
-    complete, or None when not read yet.
+    complete, or None when not read yet. `more` are items appended after what is in `chunks`, newest
+    last, as a linked list, so that appending never copies an image.
     """
 
     __slots__ = (
-        "chains", "chunks", "count", "debt", "entries", "extents", "hash", "head", "kind", "size",
-        "stored", "tails",
+        "chains", "chunks", "count", "debt", "entries", "extents", "hash", "head", "kind", "more",
+        "size", "stored", "tails",
     )  # fmt: skip
 
     def __init__(
@@ -175,14 +193,15 @@ class Rope:
         chunks: tuple[Chunk, ...] | None = None,
         chains: tuple[bytes, ...] | None = None,
         entries: Struct | None = None,
+        more: More = None,
     ) -> None:
         self.kind, self.count, self.size, self.hash = kind, count, size, digest
         self.extents, self.tails, self.debt, self.head = extents, tails, debt, head
-        self.chunks, self.chains, self.entries = chunks, chains, entries
-        flat_tails = [n for tail in tails for n in tail]
-        flat_extents = [n for extent in extents for n in extent]
-        payload = ormsgpack.packb([kind, count, size, digest, head, debt, flat_tails, flat_extents])
-        self.stored = ormsgpack.packb(ormsgpack.Ext(ROPE_TAG, payload))
+        self.chunks, self.chains, self.entries, self.more = chunks, chains, entries, more
+        flat_tails = [*tails[0]] if len(tails) == 1 else [n for tail in tails for n in tail]
+        spans = [*extents[0]] if len(extents) == 1 else [n for extent in extents for n in extent]
+        payload = ormsgpack.packb([kind, count, size, digest, head, debt, flat_tails, spans])
+        self.stored = _reference_bytes(ROPE_TAG, payload)
 
     def header(self) -> bytes:
         """What comes before the items in the canonical encoding."""
@@ -216,7 +235,7 @@ def parse_rope(payload: bytes) -> Rope:
             or any([s < 0 or a < 0 or n <= 0 for s, a, n in spans])
         ):
             raise ValueError("out of range")
-        ends = tuple(Tail(*tails[i : i + 5]) for i in range(0, len(tails), 5))
+        ends = tuple(Tail(*tails[i : i + 6]) for i in range(0, len(tails), 6))
         return Rope(kind, count, size, digest, spans, ends, debt=debt, head=head)
     except (ValueError, TypeError) as e:
         raise Corrupt("a stored reference to a rope is damaged") from e

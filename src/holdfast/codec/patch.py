@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import layout, ropes, values
-from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse, splits_list
+from holdfast.codec.nodes import (
+    DICT,
+    INLINE,
+    LIST,
+    ROOT_KEYS,
+    Leaf,
+    Node,
+    Rope,
+    Struct,
+    parse,
+    splits_list,
+)
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -19,8 +30,12 @@ if TYPE_CHECKING:
 EMPTY = Struct(DICT, (), ())
 
 
-def append(root: Node, path: Path, items: Sequence[Any], out: Writes) -> Node:
+def append(root: Node | None, path: Path, items: Sequence[Any], out: Writes) -> Node:
     """Add items to the list at `path`, which is made if missing."""
+    if len(path) == 1 and type(root) is Struct and root.kind == DICT:
+        node = _append_here(root, values.encode_key(path[0]), items, out)
+        if node is not None:
+            return node
 
     def edit(old: Node | None, depth: int) -> Node:
         if isinstance(old, Rope) and old.kind == LIST:
@@ -39,14 +54,32 @@ def append(root: Node, path: Path, items: Sequence[Any], out: Writes) -> Node:
     return _edit(root, path, path, 0, edit, out)
 
 
-def assign(root: Node, path: Path, value: Any, out: Writes) -> Node:
+def _append_here(root: Struct, key: bytes, items: Sequence[Any], out: Writes) -> Node | None:
+    """The common case, a rope right below an inline root; None if it is anything else."""
+    if key not in root.keys:
+        return None
+    at = root.keys.index(key)
+    old = root.children[at]
+    if type(old) is not Rope or old.kind != LIST:
+        return None
+    flats = [layout.item(v, None, out, 1) for v in items]
+    grown = old.size + sum([len(f) for f, _ in flats])
+    if not splits_list(grown, old.count + len(flats)):
+        return None
+    node = root.with_child(at, ropes.grow_list(old, flats, out))
+    if len(node.stored) > INLINE or len(root.keys) > ROOT_KEYS:
+        return layout.settle(node, root, out, 0)
+    return node
+
+
+def assign(root: Node | None, path: Path, value: Any, out: Writes) -> Node:
     """Set the value at `path`; a new key goes to the end of its dict."""
     return _edit(
         root, path, path, 0, lambda old, depth: layout.lay_out(value, old, out, depth=depth), out
     )
 
 
-def drop(root: Node, path: Path, out: Writes) -> Node:
+def drop(root: Node | None, path: Path, out: Writes) -> Node:
     def edit(old: Node | None, depth: int) -> None:
         if old is None:
             raise InvalidRequest(f"nothing to drop at {_name(path)}")
@@ -58,12 +91,12 @@ def _name(path: Path) -> str:
     return "state" + "".join([f"[{p!r}]" for p in path])
 
 
-def _edit(node: Node, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
-    struct = as_struct(node, out)
+def _edit(node: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
+    struct = EMPTY if node is None else as_struct(node, out)
     if struct is None:
         at = path[: len(path) - len(rest)]
         raise InvalidRequest(f"{_name(at)} is no dict with string keys, so it has no {rest[0]!r}")
-    key = values.encode_exact(rest[0])
+    key = values.encode_key(rest[0])
     keys, children = struct.keys, struct.children
     at_index = keys.index(key) if key in keys else len(keys)
     old = children[at_index] if at_index < len(keys) else None

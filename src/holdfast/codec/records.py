@@ -107,7 +107,7 @@ def seal_checkpoint(
     payload = ormsgpack.packb([digest, meta, line, size, added, root])
     address = _address(session, seq, id)
     if len(payload) <= _PLAIN_MAX:
-        return rows.seal_plain(rows.CHECKPOINT, address, payload)
+        return rows.seal(rows.CHECKPOINT, address, payload, level=rows.PLAIN)
     return rows.seal(rows.CHECKPOINT, address, payload)
 
 
@@ -143,7 +143,7 @@ class Head(NamedTuple):
     """How many operations that are no checkpoints were logged."""
 
     def seal(self, session: int) -> bytes:
-        return rows.seal_plain(rows.HEAD, session, ormsgpack.packb(list(self)))
+        return rows.seal(rows.HEAD, session, ormsgpack.packb(list(self)), level=rows.PLAIN)
 
 
 def unseal_head(session: int, body: bytes) -> Head:
@@ -163,7 +163,7 @@ def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
 
 def seal_session(num: int, name: bytes, created_us: int, agent: str | None) -> bytes:
     payload = values.encode([created_us, agent])
-    return rows.seal_plain(rows.SESSION, num ^ xxh3_64_intdigest(name), payload)
+    return rows.seal(rows.SESSION, num ^ xxh3_64_intdigest(name), payload, level=rows.PLAIN)
 
 
 def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]:
@@ -178,7 +178,9 @@ def _mark_address(pos: int, kind: int, value: bytes) -> int:
 
 def seal_mark(pos: int, kind: int, value: bytes, order: int) -> bytes:
     """`order` tells which of two marks of one checkpoint is newer."""
-    return rows.seal_plain(rows.MARK, _mark_address(pos, kind, value), ormsgpack.packb([order]))
+    return rows.seal(
+        rows.MARK, _mark_address(pos, kind, value), ormsgpack.packb([order]), level=rows.PLAIN
+    )
 
 
 def unseal_mark(pos: int, kind: int, value: bytes, body: bytes) -> int:

@@ -7,11 +7,13 @@ growth at the end, one for edits elsewhere, so that each pattern stays contiguou
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import chunks as images
 from holdfast.codec import streams, values
 from holdfast.codec.nodes import (
+    CHAIN,
     DICT,
     LIST,
     RAW,
@@ -59,7 +61,22 @@ def chunks(rope: Rope, source: Source) -> tuple[images.Chunk, ...]:
                     items.append((stored, None))
         rope.chunks = tuple(images.group(items))
         _check_size(rope, sum([len(c.data) for c in rope.chunks]))
+    elif rope.more is not None:
+        _take_in(rope, rope.chunks)
     return rope.chunks
+
+
+def _take_in(rope: Rope, known: tuple[images.Chunk, ...]) -> None:
+    """Add appended items to the image."""
+    runs = []
+    more = rope.more
+    while more is not None:
+        runs.append(more[1])
+        more = more[0]
+    items = [item for run in reversed(runs) for item in run]
+    everything = images.Match(len(known), len(known), [], [], 0, 0, 0, 0)
+    rope.chunks, rope.chains, rope.more = images.rebuild(known, everything, items)[1], None, None
+    _check_size(rope, sum([len(c.data) for c in rope.chunks]))
 
 
 def entries(rope: Rope, source: Source) -> Struct:
@@ -324,21 +341,31 @@ def _grown(
 
 def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
     """The rope with items added at its end; nothing of it needs to be in memory."""
-    weaver = _Weaver(old, out)
-    extents = weaver.weave(old.count, 0, [(None, _stored(i), i[1] is not None) for i in items])
+    appender = out.appender(old.tails[0] if old.tails else None)
+    stored, refs, size, digest = [], False, old.size, old.hash
+    for flat, node in items:
+        size += len(flat)
+        if node is None:
+            stored.append(flat)
+            digest = sha256(CHAIN + digest + sha256(flat).digest()).digest()
+        else:
+            refs = True
+            stored.append(node.stored)
+            digest = sha256(CHAIN + digest + node.hash).digest()
+    extent = appender.append(stored, refs=refs)
     count = old.count + len(items)
-    size = old.size + sum([len(f) for f, _ in items])
-    size += len(values.array_header(count)) - len(values.array_header(old.count))
-    image: tuple[images.Chunk, ...] | None = None
-    if old.chunks is not None:
-        everything = images.Match(len(old.chunks), len(old.chunks), [], [], 0, 0, 0, 0)
-        kept, image = images.rebuild(old.chunks, everything, items)
-        digest, chains = _grown(old, kept, image, items)
+    if count >= 16 > old.count or count >= 1 << 16 > old.count:
+        size += 2
+    tails = (out.finish(appender), *old.tails[1:])
+    *before, last = old.extents
+    if last[0] == extent[0] and last[1] + last[2] == extent[1]:
+        before.append((last[0], last[1], last[2] + extent[2]))
     else:
-        digest, chains = chain(old.hash, images.Chunk.hashes_of(items)), None
+        before += (last, extent)
+    more = None if old.chunks is None else (old.more, items)
     return Rope(
-        LIST, count, size, digest, extents, weaver.tails(),
-        debt=old.debt, chunks=image, chains=chains,
+        LIST, count, size, digest, tuple(before), tails,
+        debt=old.debt, chunks=old.chunks, chains=None, more=more,
     )  # fmt: skip
 
 

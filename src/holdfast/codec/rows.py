@@ -9,7 +9,7 @@ records is for.)
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ormsgpack
 import zstandard
@@ -27,42 +27,32 @@ CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION = (
     n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 8)
 )
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_FLAGS = [bytes((n,)) for n in range(256)]
 
+PLAIN, FAST, DENSE = 0, 1, 3
+"""How hard to compress: not at all, quickly, or well (a zstd level)."""
 _COMPRESS_FROM = 128
-PACK_LEVEL = 3
 _local = threading.local()  # zstd contexts are not safe to share between threads
 
 
-def _zstd() -> tuple[
-    zstandard.ZstdCompressor, zstandard.ZstdCompressor, zstandard.ZstdDecompressor
-]:
+def _zstd(level: int) -> Any:
+    """This thread's compressor of a level; 0 is the decompressor."""
     try:
-        return _local.zstd  # type: ignore[no-any-return]
+        return _local.zstd[level]
     except AttributeError:
-        _local.zstd = (
-            zstandard.ZstdCompressor(level=1, write_checksum=False),
-            zstandard.ZstdCompressor(level=PACK_LEVEL, write_checksum=False),
-            zstandard.ZstdDecompressor(),
-        )
-        return _local.zstd  # type: ignore[no-any-return]
+        _local.zstd = {n: zstandard.ZstdCompressor(level=n) for n in (FAST, DENSE)}
+        _local.zstd[PLAIN] = zstandard.ZstdDecompressor()
+        return _local.zstd[level]
 
 
-def seal(
-    kind: int, address: int, payload: bytes, flags: int = 0, *, squeeze: bool = False
-) -> bytes:
+def seal(kind: int, address: int, payload: bytes, flags: int = 0, level: int = FAST) -> bytes:
     """The bytes to store for `payload` at `address`."""
-    if len(payload) >= _COMPRESS_FROM:
-        packed = _zstd()[squeeze].compress(payload)
+    if level and len(payload) >= _COMPRESS_FROM:
+        packed = _zstd(level).compress(payload)
         if len(packed) < len(payload):
             payload = packed
             flags |= ZSTD
-    body = bytes((flags,)) + payload
-    return xxh3_64_digest(body, (kind + address) & _MASK) + body
-
-
-def seal_plain(kind: int, address: int, payload: bytes) -> bytes:
-    """`seal` without compression, for rows of mostly hashes and numbers."""
-    body = b"\x00" + payload
+    body = _FLAGS[flags] + payload
     return xxh3_64_digest(body, (kind + address) & _MASK) + body
 
 
@@ -82,7 +72,8 @@ def _expand(packed: bytes, what: str) -> bytes:
     try:
         size = zstandard.frame_content_size(packed)
         if 0 <= size <= MAX_VALUE:
-            return _zstd()[2].decompress(packed, allow_extra_data=False)
+            data: bytes = _zstd(PLAIN).decompress(packed, allow_extra_data=False)
+            return data
     except (zstandard.ZstdError, ValueError) as e:
         raise Corrupt(f"{what} does not decompress: {e}") from e
     raise Corrupt(f"{what} declares an impossible size once decompressed: {size} bytes")
@@ -98,15 +89,13 @@ class ItemRow(NamedTuple):
     """Some item holds references (to blobs or other streams)."""
 
 
-def seal_items(
-    address: int, lengths: list[int], data: bytes, *, refs: bool, squeeze: bool = False
-) -> bytes:
+def seal_items(address: int, items: list[bytes], refs: bool, level: int) -> bytes:  # noqa: FBT001
     flags = REFS if refs else 0
-    if len(lengths) > 1:
-        table = ormsgpack.packb(lengths)
-        data = len(table).to_bytes(4, "big") + table + data
-        flags |= MANY
-    return seal(ITEMS, address, data, flags, squeeze=squeeze)
+    if len(items) == 1:
+        return seal(ITEMS, address, items[0], flags, level)
+    table = ormsgpack.packb([len(i) for i in items])
+    data = b"".join([len(table).to_bytes(4, "big"), table, *items])
+    return seal(ITEMS, address, data, flags | MANY, level)
 
 
 def unseal_items(address: int, row: bytes, what: str) -> ItemRow:

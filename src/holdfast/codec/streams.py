@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from holdfast.codec.nodes import Extent, Tail
-from holdfast.codec.rows import ItemRow, seal_items
+from holdfast.codec.rows import DENSE, FAST, PLAIN, ItemRow, seal_items
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+LOOSE_ITEMS, LOOSE_BYTES = 8, 4 << 10
 PACK_ITEMS, PACK_BYTES = 64, 64 << 10
 STREAM_BITS = 24
 MAX_ITEMS = 1 << STREAM_BITS
@@ -69,10 +70,12 @@ class RowWrite(NamedTuple):
 class Appender:
     """New items for one stream in one commit."""
 
+    __slots__ = ("_items", "_refs", "_tail", "end", "line", "stream")
+
     def __init__(self, line: int, stream: int, tail: Tail | None) -> None:
         self.line, self.stream = line, stream
-        self.loose, self.loose_bytes = (tail.loose, tail.loose_bytes) if tail else (0, 0)
-        self.start = self.end = tail.end if tail else 0
+        self._tail = tail or Tail(line, stream, 0, 0, 0, 0)
+        self.end = self._tail.end
         self._items: list[bytes] = []
         self._refs = False
 
@@ -81,45 +84,66 @@ class Appender:
         self._items += items
         self._refs = self._refs or refs
         self.end += len(items)
-        self.loose_bytes += sum(map(len, items))
         return (self.stream, first, len(items))
 
     def finish(self, source: Source) -> tuple[Tail, list[RowWrite]]:
-        """The rows to write, and where the stream ends then."""
-        items, first, refs = self._items, self.start, self._refs
-        replaced = 0
-        writes: list[RowWrite] = []
-        if self.end - self.loose >= PACK_ITEMS or self.loose_bytes >= PACK_BYTES:
-            if self.loose < self.start:
-                old: list[bytes] = []
-                for piece in pieces(source, [(self.stream, self.loose, self.start - self.loose)]):
-                    refs = refs or piece.refs
-                    begin = 0
-                    for end in piece.ends:
-                        old.append(piece.data[begin : end - piece.base])
-                        begin = end - piece.base
-                replaced = len(old)
-                items = old + items
-                first = self.loose
-            run: list[bytes] = []
-            size = 0
-            for item in items:
-                if run and size + len(item) > 2 * PACK_BYTES:
-                    writes.append(_row(self.stream, first, replaced, run, refs=refs))
-                    first, replaced, run, size = first + len(run), 0, [], 0
-                run.append(item)
-                size += len(item)
-            items = run
-            self.loose, self.loose_bytes = self.end, 0
-        writes.append(_row(self.stream, first, replaced, items, refs=refs))
-        return Tail(self.line, self.stream, self.end, self.loose, self.loose_bytes), writes
+        """The rows to write, and where the stream ends then.
+
+        New items are a loose row; every few loose rows become a small pack, and these a full one.
+        Each is made in the commit that brings the last item to it.
+        """
+        line, stream, start, small, loose, held = self._tail
+        end = self.end
+        items = self._items
+        size = sum([len(i) for i in items])
+        held += size
+        if end - loose < LOOSE_ITEMS and size < LOOSE_BYTES:
+            row = _row(stream, start, 0, items, refs=self._refs, level=PLAIN)
+            return Tail(line, stream, end, small, loose, held), [row]
+        if end - small < PACK_ITEMS and held < PACK_BYTES:
+            old, refs = self._read(source, loose, start)
+            row = _row(stream, loose, len(old), old + items, refs=refs, level=FAST)
+            return Tail(line, stream, end, small, end, held), [row]
+        old, refs = self._read(source, small, start)
+        rows = list(_packs(stream, small, old, items, refs=refs))
+        return Tail(line, stream, end, end, end, 0), rows
+
+    def _read(self, source: Source, start: int, stop: int) -> tuple[list[bytes], bool]:
+        """Items that were written before and are packed now."""
+        items: list[bytes] = []
+        refs = self._refs
+        if start < stop:
+            for piece in pieces(source, [(self.stream, start, stop - start)]):
+                refs = refs or piece.refs
+                begin = 0
+                for end in piece.ends:
+                    items.append(piece.data[begin : end - piece.base])
+                    begin = end - piece.base
+        return items, refs
 
 
-def _row(stream: int, first: int, replaced: int, items: list[bytes], *, refs: bool) -> RowWrite:
-    address = stream << STREAM_BITS | first
-    lengths = [len(i) for i in items]
-    body = seal_items(address, lengths, b"".join(items), refs=refs, squeeze=len(items) > 1)
-    return RowWrite(stream, first, replaced, body)
+def _packs(
+    stream: int, first: int, old: list[bytes], new: list[bytes], *, refs: bool
+) -> Iterator[RowWrite]:
+    """Full packs, none of them much bigger than it needs to be."""
+    replaced = len(old)
+    run: list[bytes] = []
+    size = 0
+    for item in old + new:
+        if run and size + len(item) > 2 * PACK_BYTES:
+            yield _row(stream, first, replaced, run, refs=refs, level=DENSE)
+            first, replaced, run, size = first + len(run), 0, [], 0
+        run.append(item)
+        size += len(item)
+    yield _row(stream, first, replaced, run, refs=refs, level=DENSE)
+
+
+def _row(
+    stream: int, first: int, replaced: int, items: list[bytes], *, refs: bool, level: int
+) -> RowWrite:
+    return RowWrite(
+        stream, first, replaced, seal_items(stream << STREAM_BITS | first, items, refs, level)
+    )
 
 
 def cut(extents: Sequence[Extent], start: int, stop: int) -> list[Extent]:

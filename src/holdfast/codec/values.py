@@ -18,6 +18,7 @@ import re
 import zoneinfo
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -55,6 +56,7 @@ _unpackb = ormsgpack.unpackb
 # encoder accepts more types than it gives back (bytearray, memoryview, Ext, Fragment).
 _suspect = re.compile(rb"[\xc4-\xc9\xd4-\xd8]").search
 _GC_PAUSE_BYTES = 1 << 17
+_TEXT = {str, int, float, bool, type(None)}
 
 
 def encode(value: Any) -> bytes:
@@ -74,9 +76,17 @@ def encode(value: Any) -> bytes:
 def encode_exact(value: Any) -> bytes:
     """Like `encode`, and sure of the types. For values that are about to be written."""
     data = encode(value)
+    if type(value) is dict and _TEXT >= {*map(type, value.values())}:
+        return data  # a plain message: nothing in it that could be converted
     if _suspect(data):
         return _packb(_walk(value, "state", 0), None, _PACK)
     return data
+
+
+@lru_cache(maxsize=4096)
+def encode_key(key: str) -> bytes:
+    """The encoding of a dict's key."""
+    return encode_exact(key)
 
 
 def check(value: Any, path: str) -> None:

@@ -1,0 +1,216 @@
+"""The one way to write: a checkpoint or an operation, by compare-and-swap on the head's row."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast import ids, lineage
+from holdfast.backends.base import Change, Moved
+from holdfast.codec import records
+from holdfast.codec.nodes import parse
+from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
+from holdfast.codec.streams import Writes
+from holdfast.errors import HeadMoved, InvalidRequest, SessionExists
+from holdfast.lineage import Place
+from holdfast.model import Checkpoint, Record
+from holdfast.source import StoredSource, seal_blob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.backends.base import Reader
+    from holdfast.codec.nodes import Node
+    from holdfast.store import Store
+
+    Build = Callable[[Node | None, Writes], Node]
+
+_NO_HASH = bytes(32)
+_EMPTY = Head(0, 0, 0)
+
+
+class Tip(NamedTuple):
+    """The checkpoint that the next one is built on."""
+
+    place: Place
+    id: bytes
+    hash: bytes
+    step: int
+    created_us: int
+    line: int
+    root: bytes
+
+    @classmethod
+    def read(cls, reader: Reader, place: Place) -> Tip:
+        row = lineage.read_row(reader, place)
+        r = row.record
+        return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root)
+
+
+class Writer:
+    """What a handle expects of its session, and how it writes. Not safe for threads by itself."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.name = store, name
+        self.raw_name = records.encode_name(name)
+        self.number: int | None = None
+        self.head, self.head_row = _EMPTY, b""
+        self.tip: Tip | None = None
+
+    def look(self, reader: Reader) -> None:
+        """Expect the head that the session has now."""
+        found = reader.session(self.raw_name)
+        if found is None:
+            self.number, self.head, self.head_row, self.tip = None, _EMPTY, b"", None
+            return
+        self.number = found[0]
+        self.head_row, self.head = lineage.read_head(reader, self.number)
+        self.tip = Tip.read(reader, Place(self.number, self.head.seq))
+
+    def checkpoint(
+        self,
+        operation: str,
+        build: Build,
+        extra: dict[str, Any],
+        label: str | None = None,
+        tags: tuple[str, ...] = (),
+        *,
+        parent: Tip | None = None,
+    ) -> Checkpoint:
+        """Commit a checkpoint on the expected head (as a child of `parent`, if given)."""
+        while True:
+            tip = parent or self.tip
+            try:
+                return self._commit(tip, operation, build, extra, label, tags)
+            except (Moved, SessionExists):
+                self._catch_up()
+            except BaseException:
+                if tip is not None:
+                    self.store.images.drop(tip.hash)
+                raise
+
+    def fork(self, tip: Tip, extra: dict[str, Any]) -> None:
+        """Begin the session with the state of a checkpoint of another one."""
+        try:
+            self._commit(tip, "fork", _unchanged, extra, None, ())
+        except SessionExists:
+            raise SessionExists(f"session {self.name!r} exists already") from None
+
+    def _commit(
+        self,
+        tip: Tip | None,
+        operation: str,
+        build: Build,
+        extra: dict[str, Any],
+        label: str | None,
+        tags: tuple[str, ...],
+    ) -> Checkpoint:
+        store, head = self.store, self.head
+        number = self.number or store.new_session()
+        seq = head.last + 1
+        if seq > MAX_SEQ:
+            raise InvalidRequest(f"session {self.name!r} has {head.last} checkpoints, the most")
+        created = time.time_ns() // 1000
+        if tip is None:
+            goes_on, old, id = False, None, ids.new_id()
+            step, parent_seq, parent_id, parent_hash = 1, None, None, _NO_HASH
+        else:
+            # Only a child of the newest checkpoint knows where the session's streams end.
+            goes_on = tip.place == (number, head.last)
+            old = store.images.get(tip.hash) or parse(tip.root, root=True)
+            id = ids.new_id(tip.id)
+            step, parent_seq, parent_id, parent_hash = tip.step + 1, tip.place[1], tip.id, tip.hash
+            created = max(created, tip.created_us)
+        line = tip.line if goes_on and tip else store.new_stream()
+        source = StoredSource(store.backend)
+        try:
+            out = Writes(source, line, store.new_stream)
+            node = build(old, out)
+            blobs = _blobs(out, source) if out.blobs else []
+        finally:
+            source.close()
+        meta = records.metadata(step, created, operation, parent_seq, parent_id, extra)
+        state_hash, root, size = node.hash, node.stored, node.size
+        digest = records.record_hash(self.raw_name, seq, id, meta, state_hash, parent_hash)
+        added = len(root) + sum([len(r[3]) for r in out.rows]) + sum([len(b[1]) for b in blobs])
+        body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root)
+        new_head = Head(seq, seq, head.operations)
+        head_row = new_head.seal(number)
+        change = Change(number, self.head_row, head_row, None, (seq, id, body), out.rows, blobs)
+        if self.number is None:
+            row = records.seal_session(number, self.raw_name, created, extra.get("agent"))
+            change.create = (self.raw_name, row)
+        if extra:
+            if "key" in extra:
+                change.key = records.encode_name(extra["key"])
+            extra = records.read_extra(meta)  # what was stored, not what the caller may change
+        if label is not None or tags:
+            change.marks = seal_marks(number, seq, label, tags)
+        store.backend.commit(change)
+        self.number, self.head, self.head_row = number, new_head, head_row
+        self.tip = Tip(Place(number, seq), id, digest, step, created, line, root)
+        store.images.put(digest, node, tip.hash if goes_on and tip else None)
+        record = Record(
+            seq, id, step, created, operation, parent_id, parent_seq, extra, digest,
+            lambda: state_hash, size, added,
+        )  # fmt: skip
+        return Checkpoint(self.name, record, label, tags)
+
+    def _catch_up(self) -> None:
+        """After a lost race: go on if the head is still the expected one, else HeadMoved."""
+        expected = self.tip
+        with self.store.backend.reader() as reader:
+            fresh = Writer(self.store, self.name)
+            fresh.look(reader)
+        actual = fresh.tip
+        if expected is not None and actual is not None and expected.place == actual.place:
+            self.head, self.head_row = fresh.head, fresh.head_row
+            return
+        raise HeadMoved(
+            self.name,
+            ids.to_text(expected.id) if expected else None,
+            ids.to_text(actual.id) if actual else None,
+        )
+
+    def operation(
+        self, head: Head, row: bytes, moved: Head, kind: str, details: dict[str, Any], **changes: Any
+    ) -> None:
+        """Commit a change of the head or of annotations. Raises Moved if the head's row changed."""
+        number = self.number
+        if number is None:
+            raise InvalidRequest(f"session {self.name!r} has no checkpoint yet")
+        created = time.time_ns() // 1000
+        body = records.seal_operation(number, moved.operations, kind, created, head.last, details)
+        new_row = moved.seal(number)
+        change = Change(number, row, new_row, operation=(moved.operations, body), **changes)
+        self.store.backend.commit(change)
+        if self.head_row == row:
+            self.head, self.head_row = moved, new_row
+
+
+def _unchanged(node: Node | None, _: Writes) -> Node:
+    if node is None:
+        raise InvalidRequest("there is nothing to fork")
+    return node
+
+
+def _blobs(out: Writes, source: StoredSource) -> list[tuple[bytes, bytes, bool]]:
+    """Rows for new blobs. One that is there and sound is shared; a damaged one is rewritten."""
+    blobs = []
+    for digest, flat in out.blobs.items():
+        state = source.blob_state(digest, len(flat))
+        if state != "sound":
+            blobs.append((digest, seal_blob(digest, flat), state == "damaged"))
+    return blobs
+
+
+def seal_marks(
+    number: int, seq: int, label: str | None, tags: tuple[str, ...], order: int = 0
+) -> list[tuple[int, int, bytes, bytes]]:
+    named = [(TAG, t) for t in tags] + ([(LABEL, label)] if label is not None else [])
+    out = []
+    for kind, text in named:
+        raw = records.encode_name(text)
+        row = records.seal_mark(records.position(number, seq), kind, raw, order)
+        out.append((seq, kind, raw, row))
+    return out
