@@ -18,7 +18,7 @@ Path = str | tuple[str | int, ...]
 
 
 def parse_path(path: Path) -> tuple[str | int, ...]:
-    """ "plan.steps.3" or ("plan", "steps", 3). A tuple reaches keys that hold dots."""
+    """Such as "plan.steps.3" or ("plan", "steps", 3). A tuple reaches keys that hold dots."""
     if isinstance(path, tuple) and path:
         return path
     if not isinstance(path, str) or not path:

@@ -23,8 +23,10 @@ Step = str | int | Any
 
 
 class Change(NamedTuple):
-    """One difference. `path` leads to it; in lists, numbers are those of the newer state, or of
-    the older one for what was removed."""
+    """One difference, and where it is.
+
+    In lists, numbers are those of the newer state, or of the older one for what was removed.
+    """
 
     kind: Literal["added", "removed", "changed"]
     path: tuple[Step, ...]
@@ -109,9 +111,9 @@ def _entries(node: Node, source: Source) -> dict[bytes, Node] | None:
 def _dicts(
     a: dict[bytes, Node], b: dict[bytes, Node], path: tuple[Step, ...], source: Source
 ) -> Iterator[Change]:
-    for key in a:
+    for key, node in a.items():
         if key not in b:
-            yield Change("removed", (*path, values.decode(key)), _value(a[key], source), None)
+            yield Change("removed", (*path, values.decode(key)), _value(node, source), None)
     for key, node in b.items():
         where = (*path, values.decode(key))
         if key not in a:

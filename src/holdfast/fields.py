@@ -44,7 +44,7 @@ def check(fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
     unknown = set(fields) - set(Fields.__annotations__)
     if unknown:
         raise InvalidRequest(
-            f"unknown field {sorted(unknown)[0]!r}",
+            f"unknown field {min(unknown)!r}",
             hint=f"a checkpoint has: {', '.join(Fields.__annotations__)}",
         )
     extra: dict[str, Any] = {}

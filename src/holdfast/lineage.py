@@ -114,7 +114,7 @@ def ancestors(reader: Reader, start: Place | None) -> Iterator[tuple[Place, Reco
         found = page.get(at.seq)
         try:
             if found is None:
-                raise Corrupt(f"the record of checkpoint {at.seq} is missing")  # noqa: TRY301
+                raise Corrupt(f"the record of checkpoint {at.seq} is missing")
             record = records.unseal_checkpoint(session, at.seq, *found).record
         except Corrupt as e:
             record = damaged(at.seq, found[0] if found else None, e.message)
@@ -291,7 +291,7 @@ def page(reader: Reader, start: Place) -> tuple[list[Checkpoint], Place | None]:
 
 
 def listing(reader: Reader, session: int, name: str, low: int, high: int) -> list[Checkpoint]:
-    """A page of all checkpoints from `low` on; records that cannot be read are listed as damaged."""
+    """A page of all checkpoints from `low` on; what cannot be read is listed as damaged."""
     high = min(high, low + PAGE - 1)
     found = {seq: (id, body) for seq, id, body in reader.checkpoints(session, low, high, PAGE)}
     marks = marks_of(reader, session, low, high)
@@ -300,7 +300,7 @@ def listing(reader: Reader, session: int, name: str, low: int, high: int) -> lis
         id, body = found.get(seq, (None, b""))
         try:
             if id is None:
-                raise Corrupt(f"the record of checkpoint {seq} is missing")  # noqa: TRY301
+                raise Corrupt(f"the record of checkpoint {seq} is missing")
             record = records.unseal_checkpoint(session, seq, id, body).record
         except Corrupt as e:
             record = damaged(seq, id, e.message)

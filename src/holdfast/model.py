@@ -64,6 +64,7 @@ class Checkpoint:
     session: str
     label: str | None
     tags: tuple[str, ...]
+    _record: Record
 
     def __init__(
         self, session: str, record: Record, label: str | None, tags: tuple[str, ...]

@@ -55,7 +55,7 @@ def _fit_dataclass(value: Any, kind: type[Any]) -> Any:
     names = {f.name: f for f in dataclasses.fields(kind)}
     unknown = set(value) - set(names)
     if unknown:
-        raise TypeError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+        raise TypeError(f"{kind.__name__} has no field {min(unknown)!r}")
     fitted = {k: _fit(v, hints.get(k, Any)) for k, v in value.items()}
     instance = kind(**{k: v for k, v in fitted.items() if names[k].init})
     for name, field in names.items():

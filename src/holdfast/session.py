@@ -311,9 +311,7 @@ class Session:
     def diff(self, a: Revision, b: Revision | None = None) -> differing.Diff:
         """What changed from `a` to `b` (the head), reading only what differs."""
         with self._store.backend.reader() as reader:
-            left, right = (
-                lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b)
-            )
+            left, right = (lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b))
             return differing.diff(left, right, StoredSource(self._store.backend, reader))
 
     def blame(self, path: blaming.Path, revision: Revision | None = None) -> Checkpoint:
@@ -341,9 +339,7 @@ class Session:
             raise CheckpointNotFound(f"session {self.name!r} has no checkpoint")
         return Place(number, head.seq)
 
-    def _own_place(
-        self, reader: Reader, revision: Revision | None
-    ) -> tuple[Place, bytes, Head]:
+    def _own_place(self, reader: Reader, revision: Revision | None) -> tuple[Place, bytes, Head]:
         """A checkpoint of this very session, with the head's row to swap."""
         place = self._place(reader, revision)
         number, row, head = self._own_head(reader)
@@ -362,7 +358,7 @@ class Session:
 
 def _path(path: Any) -> tuple[str, ...]:
     parts = (path,) if type(path) is str else path
-    if type(parts) is not tuple or not parts or not all([type(p) is str for p in parts]):
+    if type(parts) is not tuple or not parts or not all(type(p) is str for p in parts):
         raise InvalidRequest(
             f"not a path: {path!r}", hint='a key such as "messages", or a tuple of keys'
         )

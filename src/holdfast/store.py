@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast import lineage
 from holdfast.backends.memory import MemoryBackend
@@ -28,7 +28,7 @@ _PAGE = 200
 _BLOCKS = {"session": 16, "stream": 256}
 
 
-def open(  # noqa: A001 - holdfast.open is the name users know
+def open(
     url: str | os.PathLike[str],
     *,
     create: bool | None = None,
@@ -74,7 +74,7 @@ class Store:
         self._numbers: dict[str, tuple[int, int]] = {}
         self._pid = os.getpid()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

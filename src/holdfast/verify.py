@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids, lineage
-from holdfast.codec import records, ropes, streams, values
+from holdfast.codec import records, ropes, streams
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
 from holdfast.errors import Corrupt, HoldfastError
 from holdfast.lineage import Place
@@ -169,10 +169,9 @@ class _Audit:
             self._note("its id is not in the index of ids", id, loads=True)
             fine = False
         key = row.record.extra.get("key")
-        if key is not None:
-            if self._reader.find_key(self._number, records.encode_name(key)) != seq:
-                self._note(f"its key {key!r} is not in the index of keys", id, loads=True)
-                fine = False
+        if key and self._reader.find_key(self._number, records.encode_name(key)) != seq:
+            self._note(f"its key {key!r} is not in the index of keys", id, loads=True)
+            fine = False
         try:
             parent = self._parent_hash(row)
             expected = records.record_hash(self._raw, seq, id, row.meta, state_hash, parent)

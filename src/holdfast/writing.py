@@ -173,7 +173,13 @@ class Writer:
         )
 
     def operation(
-        self, head: Head, row: bytes, moved: Head, kind: str, details: dict[str, Any], **changes: Any
+        self,
+        head: Head,
+        row: bytes,
+        moved: Head,
+        kind: str,
+        details: dict[str, Any],
+        **changes: Any,
     ) -> None:
         """Commit a change of the head or of annotations. Raises Moved if the head's row changed."""
         number = self.number

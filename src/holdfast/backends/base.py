@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.codec.streams import RowWrite
 
 
-class Moved(Exception):  # noqa: N818 - a signal between layers, never shown to a user
+class Moved(Exception):
     """The head's row was not the expected one; nothing was written."""
 
 
@@ -67,7 +67,7 @@ class Reader(Protocol):
         ...
 
     def checkpoints(
-        self, session: int, low: int, high: int, limit: int, *, reverse: bool = False
+        self, session: int, low: int, high: int, limit: int
     ) -> list[tuple[int, bytes, bytes]]:
         """seq, id and row for low <= seq <= high, in order of seq, at most `limit`."""
         ...

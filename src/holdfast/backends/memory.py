@@ -125,10 +125,10 @@ class MemoryBackend(Backend, Reader):
         return self._checkpoints.get(session, {}).get(seq)
 
     def checkpoints(
-        self, session: int, low: int, high: int, limit: int, *, reverse: bool = False
+        self, session: int, low: int, high: int, limit: int
     ) -> list[tuple[int, bytes, bytes]]:
         held = self._checkpoints.get(session, {})
-        order = sorted((s for s in held if low <= s <= high), reverse=reverse)[:limit]
+        order = sorted(s for s in held if low <= s <= high)[:limit]
         return [(s, *held[s]) for s in order]
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:

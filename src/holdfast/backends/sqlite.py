@@ -16,7 +16,7 @@ import apsw
 
 from holdfast.backends import sqlite_file as files
 from holdfast.backends.base import Backend, Change, Moved, Reader
-from holdfast.codec.records import SEQ_BITS, position
+from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import (
     Corrupt,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_MASK = (1 << SEQ_BITS) - 1
 _MAX_BINDINGS = 8
 
 
@@ -188,10 +187,12 @@ class SqliteBackend(Backend):
                 connection.close()
 
 
-_BEGIN = "BEGIN IMMEDIATE; "
-_SWAP = _BEGIN + "UPDATE heads SET body = ? WHERE session = ? AND body = ?"
-_CREATE = _BEGIN + "INSERT INTO sessions VALUES (?, ?, ?); INSERT INTO heads VALUES (?, ?)"
+_SWAP = "BEGIN IMMEDIATE; UPDATE heads SET body = ? WHERE session = ? AND body = ?"
+_CREATE = """BEGIN IMMEDIATE; INSERT INTO sessions VALUES (?, ?, ?);
+INSERT INTO heads VALUES (?, ?)"""
 _ITEM = "INSERT INTO items VALUES (?, ?); "
+_SHARE = "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)"
+_REWRITE = "INSERT OR REPLACE INTO blobs (digest, body) VALUES (?, ?)"
 _CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
 
 
@@ -210,9 +211,9 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             raise SessionExists("a session of this name exists already") from None
     _write_annotations(execute, change)
     for digest, body, rewrite in change.blobs:
-        how = "REPLACE" if rewrite else "IGNORE"
-        execute(f"INSERT OR {how} INTO blobs (digest, body) VALUES (?, ?)", (digest, body))
-    sql, bindings = "", []
+        execute(_REWRITE if rewrite else _SHARE, (digest, body))
+    sql = ""
+    bindings: list[Any] = []
     for stream, first, replaces, body in change.rows:
         pos = stream << STREAM_BITS | first
         if replaces:
@@ -256,85 +257,110 @@ def _write_annotations(execute: Any, change: Change) -> None:
 
 
 class _SqliteReader(Reader):
+    """Everything bound as parameters; the constants in the text are our own."""
+
     def __init__(self, connection: apsw.Connection) -> None:
-        self._execute = connection.execute
+        self._connection = connection
+
+    def _one(self, sql: str, *bindings: Any) -> Any:
+        return self._connection.execute(sql, bindings).get
+
+    def _all(self, sql: str, *bindings: Any) -> list[Any]:
+        return self._connection.execute(sql, bindings).fetchall()
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
-        return self._execute("SELECT num, body FROM sessions WHERE name = ?", (name,)).get  # type: ignore[no-any-return]
+        found: tuple[int, bytes] | None = self._one(
+            "SELECT num, body FROM sessions WHERE name = ?", name
+        )
+        return found
 
     def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
-        return self._execute("SELECT name, body FROM sessions WHERE num = ?", (session,)).get  # type: ignore[no-any-return]
+        found: tuple[bytes, bytes] | None = self._one(
+            "SELECT name, body FROM sessions WHERE num = ?", session
+        )
+        return found
 
     def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
-        return self._execute(
-            "SELECT num, name, body FROM sessions WHERE ?1 IS NULL OR name > ?1 ORDER BY name LIMIT ?2",
-            (after, limit),
-        ).fetchall()
+        sql = "SELECT num, name, body FROM sessions WHERE name > ? ORDER BY name LIMIT ?"
+        return self._all(sql, after or b"", limit)
 
     def head(self, session: int) -> bytes | None:
-        return self._execute("SELECT body FROM heads WHERE session = ?", (session,)).get  # type: ignore[no-any-return]
+        found: bytes | None = self._one("SELECT body FROM heads WHERE session = ?", session)
+        return found
 
     def checkpoint(self, session: int, seq: int) -> tuple[bytes, bytes] | None:
-        return self._execute(  # type: ignore[no-any-return]
-            "SELECT id, body FROM checkpoints WHERE pos = ?", (position(session, seq),)
-        ).get
+        found: tuple[bytes, bytes] | None = self._one(
+            "SELECT id, body FROM checkpoints WHERE pos = ?", position(session, seq)
+        )
+        return found
 
     def checkpoints(
-        self, session: int, low: int, high: int, limit: int, *, reverse: bool = False
+        self, session: int, low: int, high: int, limit: int
     ) -> list[tuple[int, bytes, bytes]]:
-        order = "DESC" if reverse else "ASC"
-        return self._execute(
-            f"SELECT pos & {_MASK}, id, body FROM checkpoints WHERE pos BETWEEN ? AND ? "
-            f"ORDER BY pos {order} LIMIT ?",
-            (position(session, low), position(session, high), limit),
-        ).fetchall()
+        return self._all(
+            "SELECT pos & 0xffffffff, id, body FROM checkpoints WHERE pos BETWEEN ? AND ? "
+            "ORDER BY pos LIMIT ?",
+            position(session, low),
+            position(session, high),
+            limit,
+        )
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
-        return self._execute(
-            f"SELECT pos >> {SEQ_BITS}, pos & {_MASK}, id FROM checkpoints "
+        return self._all(
+            "SELECT pos >> 32, pos & 0xffffffff, id FROM checkpoints "
             "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-            (low, high, limit),
-        ).fetchall()
+            low,
+            high,
+            limit,
+        )
 
     def find_key(self, session: int, key: bytes) -> int | None:
-        return self._execute(  # type: ignore[no-any-return]
-            "SELECT seq FROM keys WHERE session = ? AND key = ?", (session, key)
-        ).get
+        found: int | None = self._one(
+            "SELECT seq FROM keys WHERE session = ? AND key = ?", session, key
+        )
+        return found
 
     def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
-        base = stream << STREAM_BITS
-        return self._execute(
+        return self._all(
             "SELECT pos - ?1, body FROM items WHERE pos >= coalesce("
             "(SELECT max(pos) FROM items WHERE pos BETWEEN ?1 AND ?1 + ?2), ?1 + ?2) "
             "AND pos < ?1 + ?3 ORDER BY pos",
-            (base, start, stop),
-        ).fetchall()
+            stream << STREAM_BITS,
+            start,
+            stop,
+        )
 
     def blob(self, digest: bytes) -> bytes | None:
-        return self._execute("SELECT body FROM blobs WHERE digest = ?", (digest,)).get  # type: ignore[no-any-return]
+        found: bytes | None = self._one("SELECT body FROM blobs WHERE digest = ?", digest)
+        return found
 
     def marks(self, session: int, low: int, high: int) -> list[tuple[int, int, bytes, bytes]]:
-        return self._execute(
-            f"SELECT pos & {_MASK}, kind, value, body FROM marks WHERE pos BETWEEN ? AND ? "
+        return self._all(
+            "SELECT pos & 0xffffffff, kind, value, body FROM marks WHERE pos BETWEEN ? AND ? "
             "ORDER BY pos, kind, value",
-            (position(session, low), position(session, high)),
-        ).fetchall()
+            position(session, low),
+            position(session, high),
+        )
 
     def find_marks(self, session: int, kind: int, value: bytes) -> list[tuple[int, bytes]]:
-        return self._execute(
-            f"SELECT pos & {_MASK}, body FROM marks INDEXED BY marks_by_value "
+        return self._all(
+            "SELECT pos & 0xffffffff, body FROM marks INDEXED BY marks_by_value "
             "WHERE kind = ? AND value = ? AND pos BETWEEN ? AND ? ORDER BY pos DESC",
-            (kind, value, position(session, 0), position(session, _MASK)),
-        ).fetchall()
+            kind,
+            value,
+            position(session, 0),
+            position(session, MAX_SEQ),
+        )
 
     def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
-        return self._execute(
-            f"SELECT pos & {_MASK}, body FROM operations WHERE pos BETWEEN ? AND ? ORDER BY pos",
-            (position(session, low), position(session, high)),
-        ).fetchall()
+        return self._all(
+            "SELECT pos & 0xffffffff, body FROM operations WHERE pos BETWEEN ? AND ? ORDER BY pos",
+            position(session, low),
+            position(session, high),
+        )
 
     def check(self) -> Iterator[str]:
-        for (line,) in self._execute("PRAGMA integrity_check"):
+        for (line,) in self._all("PRAGMA integrity_check"):
             if line != "ok":
                 yield line
 

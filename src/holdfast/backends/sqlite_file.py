@@ -22,23 +22,27 @@ FORMAT = 1
 
 # Keys are packed integers (session<<32|seq, stream<<24|item): composite keys WITHOUT ROWID spill
 # rows above 1 KB into overflow pages.
-SCHEMA = {
-    "counters": "CREATE TABLE counters (space TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID",
-    "sessions": "CREATE TABLE sessions (num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
-    "heads": "CREATE TABLE heads (session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "checkpoints": "CREATE TABLE checkpoints (pos INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
-    "keys": "CREATE TABLE keys (session INTEGER, key BLOB, seq INTEGER NOT NULL, PRIMARY KEY (session, key)) WITHOUT ROWID",
-    "items": "CREATE TABLE items (pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "blobs": "CREATE TABLE blobs (num INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
-    "marks": "CREATE TABLE marks (pos INTEGER, kind INTEGER, value BLOB, body BLOB NOT NULL, PRIMARY KEY (pos, kind, value)) WITHOUT ROWID",
-    "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)",
-    "operations": "CREATE TABLE operations (pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-}  # fmt: skip
+_TABLES = {
+    "counters": "(space TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID",
+    "sessions": "(num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "heads": "(session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "checkpoints": "(pos INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "keys": "(session INTEGER, key BLOB, seq INTEGER NOT NULL, PRIMARY KEY (session, key)) "
+    "WITHOUT ROWID",
+    "items": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "blobs": "(num INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "marks": "(pos INTEGER, kind INTEGER, value BLOB, body BLOB NOT NULL, "
+    "PRIMARY KEY (pos, kind, value)) WITHOUT ROWID",
+    "operations": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+}
+SCHEMA = {name: f"CREATE TABLE {name} {columns}" for name, columns in _TABLES.items()} | {
+    "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)"
+}
 
 # From which format version to the next: statements, run in one transaction when a store is opened.
 MIGRATIONS: dict[int, tuple[str, ...]] = {}
 
-# All before it can lose acknowledged commits when one connection writes while another resets the WAL.
+# All before it can lose acknowledged commits when connections write and reset the WAL together.
 _OLDEST_SQLITE = (3, 51, 3)
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
 _BACK_OFF = (50e-6, 600e-6)
@@ -83,7 +87,7 @@ def check_library() -> None:
 
 def connect(path: Path, *, durability: str, read_only: bool, timeout: float) -> apsw.Connection:
     """A connection with everything set explicitly."""
-    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    flags: int = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
     name = str(path)
     if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         name = f"{path.absolute().as_uri()}?immutable=1"  # nobody can write, so nobody does
@@ -108,7 +112,7 @@ def _patience(timeout: float) -> Callable[[int], bool]:
             started = time.monotonic()
         elif time.monotonic() - started > timeout:
             return False
-        time.sleep(random.uniform(*_BACK_OFF))  # noqa: S311 - jitter, not a secret
+        time.sleep(random.uniform(*_BACK_OFF))
         return True
 
     return busy

@@ -98,36 +98,34 @@ def _whole(flat: bytes, old: Node | None, out: Writes) -> Node:
         return old
     if isinstance(old, Blob) and old.size > LEAF_MAX:
         before = old.flat or out.source.blob(old.hash, old.size)
-        if _alike(before, flat):
-            return ropes.raw(flat, digest, None, out)
-    elif isinstance(old, Rope) and old.kind == RAW:
-        node = ropes.raw(flat, digest, old, out)
-        if node is not None:
+        if _alike(before, flat) and (node := ropes.raw(flat, digest, None, out)) is not None:
             return node
+    elif (
+        isinstance(old, Rope)
+        and old.kind == RAW
+        and (node := ropes.raw(flat, digest, old, out)) is not None
+    ):
+        return node
     out.blobs[digest] = flat
     return Blob(digest, len(flat), flat)
 
 
 def _alike(before: bytes, after: bytes) -> bool:
-    """Whether at least half of `after` is the beginning and end of `before`."""
-    a, b = values.header_length(before), values.header_length(after)
+    """Whether at least half of `after` is the beginning and the end of `before`."""
     if before[0] != after[0]:
         return False
-    step = 512
-    common = 0
-    while after[b + common : b + common + step] == before[
-        a + common : a + common + step
-    ] and common < len(after):
-        common += step
-    tail = 0
-    limit = min(len(before), len(after)) - common
-    while (
-        tail < limit
-        and after[len(after) - tail - step : len(after) - tail]
-        == before[len(before) - tail - step : len(before) - tail]
+    skip = values.header_length(after)
+    same = 0
+    while same < len(after) and after.startswith(
+        before[skip + same : skip + same + 512], skip + same
     ):
-        tail += step
-    return 2 * (common + tail) >= len(after)
+        same += 512
+    end = 0
+    while end < len(after) - same and after.endswith(
+        before[len(before) - end - 512 : len(before) - end], 0, len(after) - end
+    ):
+        end += 512
+    return 2 * (same + end) >= len(after)
 
 
 def _dict(
@@ -199,16 +197,18 @@ def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int
         if m.start == m.stop and m.before + m.after == len(value) == old.count:
             return old
         fresh = value[m.before : len(value) - m.after]
-        olds = ropes.nodes_between(known, m, old.count) if fresh else {}
-        pairs = olds if len(fresh) == old.count - m.before - m.after else {}
         # Encode before laying out: a misaligned suffix must leave no trace in `out`.
         encoded = [values.encode_exact(v) for v in fresh]
         if flat[m.start : m.stop] != b"".join(encoded):
             continue
-        return ropes.splice_list(
-            old, known, m, list(zip(fresh, encoded, strict=True)), len(flat), out,
-            lambda v, f, i: _inner(v, f, pairs.get(i), out, depth),
-        )  # fmt: skip
+        between = ropes.nodes_between(known, m, old.count)
+        paired = between if len(fresh) == old.count - m.before - m.after else {}
+
+        def node_of(v: Any, f: bytes, i: int, olds: dict[int, Node] = paired) -> Node | None:
+            return _inner(v, f, olds.get(i), out, depth)
+
+        pairs = list(zip(fresh, encoded, strict=True))
+        return ropes.splice_list(old, known, m, pairs, len(flat), out, node_of)
     raise InvalidRequest(
         "the state changed while it was being saved",
         hint="do not mutate a state in one thread while another saves it",

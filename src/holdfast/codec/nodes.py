@@ -121,9 +121,15 @@ class Struct:
     """`keys` are encoded; empty for a list."""
 
     __slots__ = ("_hash", "children", "keys", "kind", "size", "stored")
+    size: int
+    stored: bytes
 
     def __init__(
-        self, kind: int, keys: tuple[bytes, ...], children: tuple[Node, ...], size: int | None = None
+        self,
+        kind: int,
+        keys: tuple[bytes, ...],
+        children: tuple[Node, ...],
+        size: int | None = None,
     ) -> None:
         self.kind, self.keys, self.children = kind, keys, children
         count = len(children)
@@ -232,7 +238,7 @@ def parse_rope(payload: bytes) -> Rope:
             or len(digest) != 32
             or not 0 <= size <= values.MAX_VALUE
             or sum([n for _, _, n in spans]) != count
-            or any([s < 0 or a < 0 or n <= 0 for s, a, n in spans])
+            or any(s < 0 or a < 0 or n <= 0 for s, a, n in spans)
         ):
             raise ValueError("out of range")
         ends = tuple(Tail(*tails[i : i + 6]) for i in range(0, len(tails), 6))
@@ -257,9 +263,9 @@ def parse(stored: bytes, *, root: bool = False) -> Node:
 def _refers(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
-        return any([_refers(v) for v in value.values()])
+        return any(_refers(v) for v in value.values())
     if kind is list:
-        return any([_refers(v) for v in value])
+        return any(_refers(v) for v in value)
     return kind is Rope or kind is Blob
 
 

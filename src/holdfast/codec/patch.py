@@ -80,7 +80,7 @@ def assign(root: Node | None, path: Path, value: Any, out: Writes) -> Node:
 
 
 def drop(root: Node | None, path: Path, out: Writes) -> Node:
-    def edit(old: Node | None, depth: int) -> None:
+    def edit(old: Node | None, _: int) -> None:
         if old is None:
             raise InvalidRequest(f"nothing to drop at {_name(path)}")
 

@@ -176,7 +176,7 @@ class _Weaver:
                 while j < len(fresh) and fresh[j][0] is None:
                     j += 1
                 growth = after == 0 and j == len(fresh)
-                refs = any([r for _, _, r in fresh[i:j]])
+                refs = any(r for _, _, r in fresh[i:j])
                 runs.append([self.write([s for _, s, _ in fresh[i:j]], refs=refs, growth=growth)])
             else:
                 while j < len(fresh) and fresh[j][0] == at + j - i:

@@ -76,7 +76,7 @@ def encode(value: Any) -> bytes:
 def encode_exact(value: Any) -> bytes:
     """Like `encode`, and sure of the types. For values that are about to be written."""
     data = encode(value)
-    if type(value) is dict and _TEXT >= {*map(type, value.values())}:
+    if type(value) is dict and {*map(type, value.values())} <= _TEXT:
         return data  # a plain message: nothing in it that could be converted
     if _suspect(data):
         return _packb(_walk(value, "state", 0), None, _PACK)
@@ -178,7 +178,7 @@ def _walk_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
     for key, item in value.items():
         name = _key_name(key)
         if isinstance(key, Enum):
-            key = key.value  # noqa: PLW2901 - an Enum is stored as its value, as a key too
+            key = key.value
         if type(key) not in _SCALARS:
             raise NotSerializable(
                 f"a dict key of type {type(key).__name__} cannot be stored", path=f"{path}{name}"

@@ -1,0 +1,625 @@
+"""The contract that every backend must pass, for use with pytest.
+
+    from holdfast.testing import BackendContract, StoreContract
+
+    class TestMyBackend(BackendContract):
+        def make_backend(self, folder):
+            return MyBackend(folder)
+
+    class TestMyStores(StoreContract):
+        def open_store(self, folder):
+            return Store(MyBackend(folder))
+
+`make_backend` and `open_store` are called again with the same folder to reopen what is there; a
+backend that keeps nothing (`durable = False`) is not asked to.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends.base import Backend, Change, Moved
+from holdfast.codec.streams import RowWrite
+from holdfast.errors import (
+    AmbiguousRevision,
+    CheckpointNotFound,
+    HeadMoved,
+    InvalidRequest,
+    KeyTaken,
+    NotFound,
+    NotSerializable,
+    SessionExists,
+    SessionNotFound,
+)
+from holdfast.model import ToolCall, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.store import Store
+
+
+def expect(condition: object, what: str = "") -> None:
+    """An assertion that survives python -O."""
+    if not condition:
+        raise AssertionError(what or "the contract is broken")
+
+
+def equal(found: object, wanted: object) -> None:
+    expect(found == wanted, f"found {found!r:.2000}, wanted {wanted!r:.2000}")
+
+
+@contextmanager
+def raises(kind: type[BaseException], text: str = "") -> Iterator[None]:
+    try:
+        yield
+    except kind as e:
+        expect(text in str(e), f"{text!r} is not in {e}")
+        return
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+class BackendContract:
+    """The primitives. Rows are opaque here: any bytes will do."""
+
+    durable = True
+
+    def make_backend(self, folder: Path) -> Backend:
+        raise NotImplementedError
+
+    def _begun(self, folder: Path, name: bytes = b"s") -> tuple[Backend, int]:
+        backend = self.make_backend(folder)
+        number = backend.reserve("session", 1)
+        backend.commit(Change(number, b"", b"h1", (name, b"row"), (1, bytes(14) + b"\x01", b"c1")))
+        return backend, number
+
+    def test_a_commit_is_there(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        with backend.reader() as reader:
+            equal(reader.session(b"s"), (number, b"row"))
+            equal(reader.session_by_number(number), (b"s", b"row"))
+            equal(reader.head(number), b"h1")
+            equal(reader.checkpoint(number, 1), (bytes(14) + b"\x01", b"c1"))
+            equal(list(reader.check()), [])
+        backend.close()
+
+    def test_what_is_missing_is_none(self, tmp_path: Path) -> None:
+        backend = self.make_backend(tmp_path)
+        with backend.reader() as reader:
+            equal(reader.session(b"s"), None)
+            equal(reader.session_by_number(7), None)
+            equal(reader.head(7), None)
+            equal(reader.checkpoint(7, 1), None)
+            equal(reader.find_key(7, b"k"), None)
+            equal(reader.blob(bytes(32)), None)
+            equal(reader.items(7, 0, 10), [])
+        backend.close()
+
+    def test_survives_reopening(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        backend.close()
+        if self.durable:
+            backend = self.make_backend(tmp_path)
+            with backend.reader() as reader:
+                equal(reader.head(number), b"h1")
+            expect(backend.reserve("session", 1) > number, "a number was handed out twice")
+            backend.close()
+
+    def test_compare_and_swap(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        backend.commit(Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2")))
+        with raises(Moved):
+            backend.commit(Change(number, b"h1", b"h3", None, (3, bytes(14) + b"\x03", b"c3")))
+        with backend.reader() as reader:
+            equal(reader.head(number), b"h2")
+            equal(reader.checkpoint(number, 3), None)
+        backend.close()
+
+    def test_a_refused_commit_leaves_nothing(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        change = Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2"))
+        change.key = b"k"
+        backend.commit(change)
+        stream = backend.reserve("stream", 1)
+        bad = Change(number, b"h2", b"h3", None, (3, bytes(14) + b"\x03", b"c3"))
+        bad.key = b"k"
+        bad.rows = [RowWrite(stream, 0, 0, b"item")]
+        bad.blobs = [(bytes(32), b"blob", False)]
+        bad.marks = [(3, 1, b"tag", b"m")]
+        bad.operation = (1, b"op")
+        with raises(KeyTaken):
+            backend.commit(bad)
+        with backend.reader() as reader:
+            equal(reader.head(number), b"h2")
+            equal(reader.items(stream, 0, 1), [])
+            equal(reader.blob(bytes(32)), None)
+            equal(reader.marks(number, 0, 9), [])
+            equal(reader.operations(number, 0, 9), [])
+            equal(reader.find_key(number, b"k"), 2)
+        backend.close()
+
+    def test_names_are_unique_and_exact(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        again = backend.reserve("session", 1)
+        with raises(SessionExists):
+            backend.commit(Change(again, b"", b"h", (b"s", b"row")))
+        names = [b"S", b"s ", b"s\x00", b"s_2", b"%", b"../s", b"\xed\xa0\x80", b"x" * 10_000]
+        for name in names:
+            new = backend.reserve("session", 1)
+            backend.commit(Change(new, b"", b"h", (name, name)))
+        with backend.reader() as reader:
+            equal(reader.head(again), None)
+            equal(reader.session(b"s"), (number, b"row"))
+            listed = [name for _, name, _ in reader.sessions(None, 100)]
+            equal(listed, sorted([b"s", *names]))
+            equal([n for _, n, _ in reader.sessions(b"s", 2)], [b"s\x00", b"s "])
+        backend.close()
+
+    def test_checkpoints_in_order(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        for seq in range(2, 12):
+            id = bytes(14) + bytes((100 - seq,))
+            before, after = b"h%d" % (seq - 1), b"h%d" % seq
+            backend.commit(Change(number, before, after, None, (seq, id, b"c%d" % seq)))
+        with backend.reader() as reader:
+            equal([s for s, _, _ in reader.checkpoints(number, 3, 9, 4)], [3, 4, 5, 6])
+            equal([s for s, _, _ in reader.checkpoints(number, 10, 99, 9)], [10, 11])
+            found = reader.find_ids(bytes(14) + b"\x59", bytes(14) + b"\x5b", 9)
+            equal([seq for _, seq, _ in found], [11, 10, 9])
+            equal(len(reader.find_ids(bytes(15), b"\xff" * 15, 3)), 3)
+        backend.close()
+
+    def test_rows_of_streams(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        a, b = backend.reserve("stream", 2), 0
+        b = a + 1
+        rows = [RowWrite(a, 0, 0, b"a0"), RowWrite(a, 1, 0, b"a1"), RowWrite(b, 0, 0, b"b0")]
+        backend.commit(Change(number, b"h1", b"h2", rows=rows))
+        with backend.reader() as reader:
+            equal(reader.items(a, 0, 2), [(0, b"a0"), (1, b"a1")])
+            equal(reader.items(a, 1, 2), [(1, b"a1")])
+        packed = [RowWrite(a, 0, 2, b"pack of three"), RowWrite(a, 3, 0, b"a3")]
+        backend.commit(Change(number, b"h2", b"h3", rows=packed))
+        with backend.reader() as reader:
+            equal(reader.items(a, 0, 4), [(0, b"pack of three"), (3, b"a3")])
+            equal(reader.items(a, 1, 2), [(0, b"pack of three")])
+            equal(reader.items(a, 3, 4), [(3, b"a3")])
+            equal(reader.items(b, 0, 9), [(0, b"b0")])
+        backend.close()
+
+    def test_blobs_are_shared_or_rewritten(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        digest = b"d" * 32
+        backend.commit(Change(number, b"h1", b"h2", blobs=[(digest, b"one", False)]))
+        backend.commit(Change(number, b"h2", b"h3", blobs=[(digest, b"two", False)]))
+        with backend.reader() as reader:
+            equal(reader.blob(digest), b"one")
+        backend.commit(Change(number, b"h3", b"h4", blobs=[(digest, b"mended", True)]))
+        with backend.reader() as reader:
+            equal(reader.blob(digest), b"mended")
+        backend.close()
+
+    def test_marks(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        marks = [(1, 0, b"first", b"m1"), (1, 1, b"t", b"m2"), (1, 1, b"u", b"m3")]
+        backend.commit(Change(number, b"h1", b"h2", marks=marks))
+        change = Change(number, b"h2", b"h3", marks=[(1, 0, b"second", b"m4")])
+        change.unmarks = [(1, 0, b"first")]
+        backend.commit(change)
+        with backend.reader() as reader:
+            found = [(kind, value) for _, kind, value, _ in reader.marks(number, 1, 1)]
+            equal(found, [(0, b"second"), (1, b"t"), (1, b"u")])
+            equal(reader.find_marks(number, 1, b"u"), [(1, b"m3")])
+            equal(reader.find_marks(number, 0, b"first"), [])
+            equal(reader.find_marks(number + 1, 1, b"u"), [])
+        backend.close()
+
+    def test_numbers_are_never_given_twice(self, tmp_path: Path) -> None:
+        backend = self.make_backend(tmp_path)
+        taken: list[int] = []
+
+        def take() -> None:
+            for _ in range(20):
+                first = backend.reserve("stream", 3)
+                taken.extend(range(first, first + 3))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        equal(len(set(taken)), 240)
+        backend.close()
+
+    def test_one_of_many_racers_wins(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        won: list[int] = []
+
+        def race(n: int) -> None:
+            try:
+                id = bytes(14) + bytes((n + 10,))
+                backend.commit(Change(number, b"h1", b"h2", None, (2, id, b"c")))
+                won.append(n)
+            except Moved:
+                pass
+
+        threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        equal(len(won), 1)
+        backend.close()
+
+    def test_a_reader_sees_one_moment(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        seen: list[bytes | None] = []
+        writer = threading.Thread(
+            target=lambda: backend.commit(
+                Change(number, b"h1", b"h2", blobs=[(b"x" * 32, b"b", False)])
+            )
+        )
+        with backend.reader() as reader:
+            seen.append(reader.head(number))
+            writer.start()
+            writer.join(0.05)
+            seen += [reader.head(number), reader.blob(b"x" * 32)]
+        writer.join()
+        equal(seen, [b"h1", b"h1", None])
+        backend.close()
+
+    def test_closing_is_final_and_idempotent(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        backend.close()
+        backend.close()
+        with raises(InvalidRequest):
+            backend.commit(Change(number, b"h1", b"h2"))
+        with raises(InvalidRequest), backend.reader():
+            pass
+
+
+class StoreContract:
+    """What users see, over any backend."""
+
+    durable = True
+
+    def open_store(self, folder: Path) -> Store:
+        raise NotImplementedError
+
+    def test_save_and_load(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            expect(not session.exists() and session.head is None and len(session) == 0)
+            equal(session.step, 0)
+            with raises(SessionNotFound):
+                session.load()
+            first = session.save({"n": 1})
+            second = session.save({"n": 2, "big": "x" * 9000})
+            equal(session.load(), {"n": 2, "big": "x" * 9000})
+            equal(session.load(first.id), {"n": 1})
+            equal((first.seq, first.step, second.seq, second.step), (1, 1, 2, 2))
+            equal(second.parent, first.id)
+            equal(first.parent, None)
+            expect(first.id < second.id, "ids must sort by time")
+            expect(session.exists() and session.head == second and len(session) == 2)
+            expect(store.verify().ok)
+
+    def test_any_state(self, tmp_path: Path) -> None:
+        states: list[Any] = [None, 0, "", [], {}, [1, [2]], "x" * 10_000, b"\0" * 10_000, (1, 2)]
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            for state in states:
+                session.save(state)
+                equal(session.load(), state)
+                expect(type(session.load()) is type(state))
+            equal(len(session), len(states))
+
+    def test_fields(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s", agent="planner")
+            saved = session.save(
+                {},
+                label="plan ready",
+                tags=["b", "a", "b"],
+                trigger="manual",
+                status="failed",
+                reason="no budget",
+                usage=Usage(1200, 0.01),
+                pending=[ToolCall("c1", "search", {"q": [1]}, {"n": 1})],
+                hint="ask first",
+                meta={"user": "u1", "deep": {"x": (1,)}},
+                key="ext-1",
+            )
+            for found in (saved, session.head, session.get("key:ext-1"), store.get(saved.id)):
+                expect(found is not None)
+                if found is None:
+                    continue
+                equal((found.label, set(found.tags)), ("plan ready", {"a", "b"}))
+                equal(
+                    (found.trigger, found.status, found.reason), ("manual", "failed", "no budget")
+                )
+                equal((found.usage, found.hint), (Usage(1200, 0.01), "ask first"))
+                equal(found.pending, (ToolCall("c1", "search", {"q": [1]}, {"n": 1}),))
+                equal(found.meta, {"user": "u1", "deep": {"x": (1,)}})
+                equal((found.agent, found.key, found.session), ("planner", "ext-1", "s"))
+                equal(found.created_at, saved.created_at)
+                equal((found.hash, found.state_hash), (saved.hash, saved.state_hash))
+            with raises(KeyTaken):
+                session.save({}, key="ext-1")
+            plain = session.save({})
+            equal((plain.label, plain.tags, plain.meta, plain.key), (None, (), {}, None))
+            equal(plain.status, "in_progress")
+
+    def test_bad_requests_write_nothing(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            session.save({"messages": [], "n": 1})
+            bad: list[Any] = [
+                lambda: session.save({"x": object()}),
+                lambda: session.save({}, meta={"x": object()}),
+                lambda: session.save({}, status="done"),
+                lambda: session.save({}, tags="one"),
+                lambda: session.save({}, label=""),
+                lambda: session.save({}, colour="red"),
+                lambda: session.save({}, usage=3),
+                lambda: session.append("messages"),
+                lambda: session.append("n", 1),
+                lambda: session.append("messages", {1, 2}, object()),
+                lambda: session.append(("messages", "x"), 1),
+                lambda: session.append(3, 1),
+                lambda: session.patch(drop=["nothing"]),
+                lambda: session.patch(set={"a": 1}, drop=["a"]),
+                lambda: session.patch(set={"n": 1, ("n", "x"): 2}),
+                lambda: session.patch(append={"messages": "text"}),
+                lambda: session.patch(set={("no", "such"): 1}),
+                lambda: store.session(""),
+                lambda: session.load("@x"),
+            ]
+            for call in bad:
+                try:
+                    call()
+                except (InvalidRequest, NotSerializable, NotFound) as e:
+                    expect(str(e))
+                else:
+                    raise AssertionError("a bad request was accepted")
+            equal(len(session), 1)
+            session.save({"messages": [], "n": 2})
+            equal(session.load(), {"messages": [], "n": 2})
+            expect(store.verify().ok)
+
+    def test_append_and_patch(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            session.append("messages", {"role": "user"})
+            session.append("messages", 1, 2, 3)
+            session.patch(append={"messages": [4]}, set={"step": 7, "draft": "x"})
+            session.patch(set={("inner"): {"log": [1]}}, drop=["draft"])
+            last = session.append(("inner", "log"), 2)
+            equal(last.operation, "append")
+            wanted = {
+                "messages": [{"role": "user"}, 1, 2, 3, 4],
+                "step": 7,
+                "inner": {"log": [1, 2]},
+            }
+            equal(session.load(), wanted)
+            equal(list(session.load()), ["messages", "step", "inner"])
+            other = store.session("t")
+            equal(other.save(wanted).state_hash, last.state_hash)
+
+    def test_conflicts(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            one, two = store.session("s"), store.session("s")
+            first = one.save({"n": 1})
+            with raises(HeadMoved, first.id):
+                two.save({"n": 2})
+            expect(two.head == first, "reading the head shows it")
+            with raises(HeadMoved):
+                two.save({"n": 2})  # and does not change what is expected
+            equal(two.load(), {"n": 1})
+            two.save({"n": 2})
+            with raises(HeadMoved):
+                one.append("messages", 1)
+            one.refresh()
+            one.save({"n": 3})
+            equal([c.step for c in one.history()], [3, 2, 1])
+
+    def test_a_tag_by_another_handle_is_no_conflict(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            one, two = store.session("s"), store.session("s")
+            one.save({"n": 1})
+            two.refresh()
+            two.tag("@", "seen")
+            one.save({"n": 2})
+            equal(one.load("tag:seen"), {"n": 1})
+
+    def test_revisions(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            made = [session.save({"n": n}, label=f"l{n % 3}", tags=[f"t{n}"]) for n in range(6)]
+            equal(session.load("@"), {"n": 5})
+            equal(session.load("@~2"), {"n": 3})
+            equal(session.load("l1"), {"n": 4})
+            equal(session.load("label:l0"), {"n": 3})
+            equal(session.load("tag:t2"), {"n": 2})
+            equal(session.load("step:1"), {"n": 0})
+            equal(session.load(made[2]), {"n": 2})
+            equal(session.load(made[2].id[:20]), {"n": 2})
+            equal(session.load(made[2].id.upper()), {"n": 2})
+            equal(store.get(made[3].id).seq, 4)
+            with raises(AmbiguousRevision):
+                session.get("0")
+            for missing in ("@~9", "label:no", "tag:no", "key:no", "step:99", "zzz", "no such"):
+                with raises(CheckpointNotFound):
+                    session.get(missing)
+            session.rewind(made[1])
+            with raises(CheckpointNotFound):
+                session.get("tag:t4")  # not among the ancestors of the head
+            equal(session.get(made[4].id).tags, ("t4",))
+
+    def test_rewind_keeps_the_future(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            made = [session.append("log", n) for n in range(5)]
+            equal(session.rewind(made[1]), made[1])
+            equal(session.load(), {"log": [0, 1]})
+            sibling = session.append("log", "other")
+            equal(sibling.step, made[2].step)
+            equal(sibling.parent, made[1].id)
+            equal(session.load(), {"log": [0, 1, "other"]})
+            equal(session.load(made[4].id), {"log": [0, 1, 2, 3, 4]})
+            equal([c.id for c in session.tree()], [*(c.id for c in made), sibling.id])
+            equal([c.id for c in session.history()], [sibling.id, made[1].id, made[0].id])
+            equal([op.kind for op in session.ops()], ["rewind"])
+            again = session.save({"log": ["sibling"]}, parent=made[3])
+            equal((again.parent, again.step), (made[3].id, 5))
+            equal(session.head, again)
+
+    def test_forks(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s", agent="a")
+            made = [session.append("log", {"n": n, "text": "x" * 300}) for n in range(30)]
+            fork = session.fork("t", at=made[9])
+            equal(fork.load(), session.load(made[9]))
+            equal((fork.head and fork.head.parent), made[9].id)
+            equal((fork.head and fork.head.parent_session), "s")
+            for n in range(12):
+                fork.append("log", {"fork": n, "text": "y" * 300})
+                session.append("log", {"main": n, "text": "z" * 300})
+            equal(len(fork.load()["log"]), 22)
+            equal(len(session.load()["log"]), 42)
+            equal(len(list(fork.history())), 12 + 1 + 10)
+            equal(fork.load(made[3].id), session.load(made[3].id))
+            with raises(SessionExists):
+                session.fork("t")
+            with raises(InvalidRequest):
+                fork.rewind(made[2].id)
+            equal([i.name for i in store.sessions()], ["s", "t"])
+            expect(store.verify().ok)
+
+    def test_annotations(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            first = session.save({}, label="old", tags=["x"])
+            session.save({"n": 2})
+            equal(session.label(first, "new").label, "new")
+            equal(set(session.tag(first, "y", "x").tags), {"x", "y"})
+            equal(session.get("new"), first)
+            with raises(CheckpointNotFound):
+                session.get("label:old")
+            hashes = {c.id: c.hash for c in session.tree()}
+            equal(hashes[first.id], first.hash)
+            expect(store.verify().ok)
+
+    def test_diff_and_blame(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            state: dict[str, Any] = {"plan": {"budget": 10, "days": 3}, "messages": []}
+            first = session.save(state)
+            state["messages"] = [{"role": "user", "content": f"{n} " * 200} for n in range(20)]
+            second = session.save(state)
+            state["plan"]["budget"] = 20
+            state["messages"][4]["content"] = "edited"
+            third = session.save(state)
+            del state["plan"]["days"]
+            session.save(state)
+            equal(session.diff(first, first), ())
+            changes = session.diff(second, third)
+            paths = {c.path: c for c in changes}
+            equal(set(paths), {("plan", "budget"), ("messages", 4, "content")})
+            equal(paths["plan", "budget"][2:], (10, 20))
+            equal([c.kind for c in session.diff(third)], ["removed"])
+            equal(len(session.diff(first, second)), 20)
+            expect("messages[4]" in str(changes))
+            equal(session.blame("plan.budget"), third)
+            equal(session.blame("messages.4.content"), third)
+            equal(session.blame(("messages", 3)), second)
+            with raises(NotFound):
+                session.blame("plan.no")
+
+    def test_sessions(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            for name, agent in (("b", "x"), ("a", "y"), ("a_b", None), ("latest", "x")):
+                store.session(name, agent=agent).save({"name": name}, status="completed")
+            store.session("b").save({}, status="failed", reason="r")
+            store.session("never saved")
+            equal([i.name for i in store.sessions()], ["a", "a_b", "b", "latest"])
+            equal([i.name for i in store.sessions(agent="x")], ["b", "latest"])
+            equal([i.name for i in store.sessions(status="failed")], ["b"])
+            equal([i.checkpoints for i in store.sessions()], [1, 1, 2, 1])
+
+    def test_hashes_depend_on_the_value_alone(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            grown, whole = store.session("grown"), store.session("whole")
+            messages = [{"role": "user", "content": f"{n} " * 150} for n in range(100)]
+            for m in messages:
+                last = grown.append("messages", m)
+            equal(whole.save({"messages": messages}).state_hash, last.state_hash)
+            swapped = whole.save({"messages": [messages[1], messages[0], *messages[2:]]})
+            expect(swapped.state_hash != last.state_hash)
+            expect(
+                whole.save({"a": 1, "b": 2}).state_hash != whole.save({"b": 2, "a": 1}).state_hash
+            )
+
+    def test_threads_on_their_own_sessions(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            errors: list[BaseException] = []
+
+            def work(name: str) -> None:
+                try:
+                    session = store.session(name)
+                    for n in range(40):
+                        session.append("log", {"n": n, "text": name * 100})
+                    equal([m["n"] for m in session.load()["log"]], list(range(40)))
+                except BaseException as e:  # noqa: BLE001 - carried to the main thread
+                    errors.append(e)
+
+            threads = [threading.Thread(target=work, args=(f"s{n}",)) for n in range(8)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            equal(errors, [])
+            expect(store.verify().ok)
+
+    def test_threads_on_one_handle(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            threads = [
+                threading.Thread(
+                    target=lambda n=n: [session.append("log", [n, i]) for i in range(20)]
+                )  # type: ignore[misc]
+                for n in range(6)
+            ]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            equal(len(session.load()["log"]), 120)
+            equal([c.step for c in session.history()], list(range(120, 0, -1)))
+
+    def test_reopening(self, tmp_path: Path) -> None:
+        if not self.durable:
+            return
+        for n in range(12):
+            with self.open_store(tmp_path) as store:
+                session = store.session("s")
+                equal(session.step, n * 20)
+                for i in range(20):
+                    session.append("log", {"n": n, "i": i, "text": "t" * 200})
+        with self.open_store(tmp_path) as store:
+            log = store.session("s").load()["log"]
+            equal([(m["n"], m["i"]) for m in log], [(n, i) for n in range(12) for i in range(20)])
+            expect(store.verify().ok)
+
+    def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+        store = self.open_store(tmp_path)
+        session = store.session("s")
+        session.save({})
+        store.close()
+        store.close()
+        for call in (lambda: session.save({}), session.load, lambda: store.session("t")):
+            with raises(InvalidRequest, "closed"):
+                call()

@@ -1,0 +1,267 @@
+"""A state machine in which every backend must equal a plain model, whatever the order of things.
+
+The model keeps deep copies in a dict. The stores under test are driven through two handles, are
+reopened at any time, and sometimes another process does the writing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import holdfast
+from holdfast.codec import values
+from tests.test_layout import message, mutate, thing
+
+SEEDS = st.integers(0, 2**32)
+
+
+@dataclass
+class ModelSession:
+    """What a session must look like: every checkpoint's state, its parent, and the head."""
+
+    checkpoints: list[tuple[Any, int | None]] = field(default_factory=list)
+    head: int | None = None
+
+    @property
+    def state(self) -> Any:
+        return None if self.head is None else self.checkpoints[self.head][0]
+
+    def add(self, state: Any, parent: int | None) -> None:
+        self.checkpoints.append((copy.deepcopy(state), parent))
+        self.head = len(self.checkpoints) - 1
+
+
+def save_elsewhere(url: str, name: str, text: str) -> None:
+    with holdfast.open(url) as store:
+        session = store.session(name)
+        session.append("messages", json.loads(text))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Subclasses say how to open the store."""
+
+    processes: ClassVar[bool] = False
+    cache_bytes: ClassVar[int] = 64 << 20
+
+    def open(self) -> holdfast.Store:
+        raise NotImplementedError
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = self.open()
+        self.handles.clear()
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-machine-"))
+        self.store = self.open()
+        self.handles: dict[tuple[str, int], holdfast.Session] = {}
+        self.model: dict[str, ModelSession] = {}
+        self.ids: dict[str, list[str]] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.check_all()
+            assert self.store.verify(read_data=True).ok
+            self.store.close()
+            shutil.rmtree(self.folder)
+
+    def handle(self, name: str, which: int) -> holdfast.Session:
+        if (name, which) not in self.handles:
+            self.handles[name, which] = self.store.session(name)
+        return self.handles[name, which]
+
+    def current(self, name: str, which: int) -> holdfast.Session:
+        """A handle that knows the present head."""
+        session = self.handle(name, which)
+        session.refresh()
+        return session
+
+    def record(self, name: str, checkpoint: holdfast.Checkpoint, state: Any, parent: Any) -> None:
+        model = self.model.setdefault(name, ModelSession())
+        model.add(state, parent)
+        self.ids.setdefault(name, []).append(checkpoint.id)
+        assert checkpoint.seq == len(model.checkpoints)
+        assert checkpoint.size == len(values.encode(state))
+
+    @rule(name=st.sampled_from(["a", "b", "a_b"]), which=st.integers(0, 1), seed=SEEDS)
+    def save(self, name: str, which: int, seed: int) -> None:
+        rng = random.Random(seed)
+        model = self.model.get(name) or ModelSession()
+        state = copy.deepcopy(model.state)
+        if type(state) not in (dict, list) or rng.random() < 0.05:
+            state = {"messages": [message(rng, i) for i in range(rng.choice([0, 2, 70]))]}
+        for _ in range(rng.choice([0, 1, 1, 4])):
+            mutate(rng, state)
+        parent = model.head
+        checkpoint = self.current(name, which).save(state)
+        self.record(name, checkpoint, state, parent)
+
+    @rule(name=st.sampled_from(["a", "b"]), which=st.integers(0, 1), seed=SEEDS)
+    def append(self, name: str, which: int, seed: int) -> None:
+        rng = random.Random(seed)
+        model = self.model.get(name) or ModelSession()
+        state = copy.deepcopy(model.state) if model.head is not None else {}
+        if type(state) is not dict or type(state.get("messages", [])) is not list:
+            return
+        items = [message(rng, i) for i in range(rng.choice([1, 1, 1, 5]))]
+        parent = model.head
+        checkpoint = self.current(name, which).append("messages", *items)
+        state.setdefault("messages", []).extend(items)
+        self.record(name, checkpoint, state, parent)
+
+    @rule(name=st.sampled_from(["a", "b"]), which=st.integers(0, 1), seed=SEEDS)
+    def patch(self, name: str, which: int, seed: int) -> None:
+        rng = random.Random(seed)
+        model = self.model.get(name) or ModelSession()
+        state = copy.deepcopy(model.state) if model.head is not None else {}
+        if type(state) is not dict:
+            return
+        changes = {f"p{rng.randrange(6)}": thing(rng, 2) for _ in range(rng.randrange(3))}
+        drop = [k for k in state if k not in changes and k.startswith("p")][:1]
+        parent = model.head
+        checkpoint = self.current(name, which).patch(set=changes, drop=drop)
+        state.update(changes)
+        for key in drop:
+            del state[key]
+        self.record(name, checkpoint, state, parent)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), which=st.integers(0, 1))
+    def rewind(self, data: st.DataObject, which: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model)))
+        model = self.model[name]
+        target = data.draw(st.integers(0, len(model.checkpoints) - 1))
+        self.current(name, which).rewind(self.ids[name][target])
+        model.head = target
+
+    @precondition(lambda self: self.model and len(self.model) < 8)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model)))
+        model = self.model[name]
+        at = data.draw(st.integers(0, len(model.checkpoints) - 1))
+        new = f"fork{len(self.model)}"
+        fork = self.handle(name, 0).fork(new, at=self.ids[name][at])
+        assert fork.head is not None
+        assert fork.head.parent == self.ids[name][at]
+        self.record(new, fork.head, model.checkpoints[at][0], None)
+        with pytest.raises(holdfast.SessionExists):
+            self.handle(name, 1).fork(new)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), seed=SEEDS)
+    def save_on_a_stale_head(self, data: st.DataObject, seed: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model)))
+        stale, fresh = self.current(name, 0), self.current(name, 1)
+        parent = self.model[name].head
+        state = thing(random.Random(seed))
+        self.record(name, fresh.save(state), state, parent)
+        with pytest.raises(holdfast.HeadMoved):
+            stale.save({"lost": "update"})
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), which=st.integers(0, 1))
+    def annotate(self, data: st.DataObject, which: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model)))
+        at = data.draw(st.integers(0, len(self.ids[name]) - 1))
+        session = self.handle(name, which)
+        assert "seen" in session.tag(self.ids[name][at], "seen").tags
+        assert session.label(self.ids[name][at], f"l{at}").label == f"l{at}"
+
+    @rule()
+    def close_and_open(self) -> None:
+        self.reopen()
+
+    @precondition(lambda self: self.processes and "a" in self.model)
+    @rule(seed=SEEDS)
+    def another_process_appends(self, seed: int) -> None:
+        model = self.model["a"]
+        state = copy.deepcopy(model.state)
+        if type(state) is not dict or type(state.get("messages", [])) is not list:
+            return
+        item = message(random.Random(seed), 1)
+        context = multiprocessing.get_context("fork")
+        child = context.Process(
+            target=save_elsewhere, args=(str(self.folder / "store.db"), "a", json.dumps(item))
+        )
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        parent = model.head
+        state.setdefault("messages", []).append(item)
+        head = self.current("a", 0).head
+        assert head is not None
+        self.record("a", head, state, parent)
+
+    @invariant()
+    def heads_agree(self) -> None:
+        for name, model in getattr(self, "model", {}).items():
+            loaded = self.handle(name, 0).load()
+            assert values.encode(loaded) == values.encode(model.state)
+
+    def check_all(self) -> None:
+        """Every checkpoint ever made still loads, with its own parent and hash."""
+        twin = holdfast.open("memory:")
+        for name, model in self.model.items():
+            session = self.handle(name, 0)
+            assert len(session) == len(model.checkpoints)
+            listed = list(session.tree())
+            assert [c.id for c in listed] == self.ids[name]
+            for n, (state, parent) in enumerate(model.checkpoints):
+                assert values.encode(session.load(listed[n])) == values.encode(state)
+                if parent is not None:
+                    assert listed[n].parent == self.ids[name][parent]
+                fresh = twin.session(f"{name} {n}").save(state)
+                assert fresh.state_hash == listed[n].state_hash
+
+
+class MemoryMachine(StoreMachine):
+    def open(self) -> holdfast.Store:
+        return holdfast.open("memory:")
+
+    def reopen(self) -> None:
+        self.handles.clear()  # nothing to reopen: only the handles are new
+
+
+class SqliteMachine(StoreMachine):
+    processes = True
+
+    def open(self) -> holdfast.Store:
+        return holdfast.open(
+            self.folder / "store.db", durability="normal", cache_bytes=self.cache_bytes
+        )
+
+
+class ColdSqliteMachine(SqliteMachine):
+    """Without room for images: every save reads back what it compares with."""
+
+    cache_bytes = 0
+
+
+@pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine])
+def test_store_equals_model(machine: type[StoreMachine], rounds: Any) -> None:
+    examples = rounds(25, torture=2_000)
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=30)
+    )
