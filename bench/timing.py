@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,19 @@ def interleave(rounds: int, **arms: Arm) -> dict[str, list[float]]:
                 taken[name].append(seconds(arms[name](i)))
     finally:
         gc.unfreeze()
+    _warn_if_scattered(taken)
     return taken
+
+
+def _warn_if_scattered(taken: dict[str, list[float]]) -> None:
+    """A busy disk makes all durable operations alike slow, and their ratios meaningless."""
+    for name, series in taken.items():
+        if len(series) < 4:
+            continue
+        low, _, high = statistics.quantiles(series, n=4)
+        if high > 2 * low:
+            spread = f"{duration([low])} to {duration([high])}"
+            print(f"  busy machine? the middle half of {name!r} took {spread}", file=sys.stderr)
 
 
 def seconds(operation: Callable[[], object]) -> float:

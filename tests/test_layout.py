@@ -40,18 +40,18 @@ def scalar(rng: random.Random):
 
 def thing(rng: random.Random, depth: int = 0):
     kind = rng.random()
-    if depth > 3 or kind < 0.25:
+    if depth > 2 or kind < 0.25:
         return scalar(rng)
     if kind < 0.45:
         return text(rng, rng.choice([10, 300, 1500, 5000, 9000]))
     if kind < 0.7:
-        n = rng.choice([0, 1, 3, 8, 30, 90])
+        n = rng.choice([0, 1, 3, 8, 30])
         return [thing(rng, depth + 2) for _ in range(n)]
     if kind < 0.75:
         return {i: thing(rng, depth + 2) for i in range(rng.choice([0, 3]))}
     if kind < 0.8:
-        return [rng.randrange(1000) for _ in range(rng.choice([10, 600, 4000]))]
-    n = rng.choice([0, 1, 3, 8, 70])
+        return [rng.randrange(1000) for _ in range(rng.choice([10, 600, 3000]))]
+    n = rng.choice([0, 1, 3, 8, 8, 70])
     return {f"k{i}": thing(rng, depth + 1 if n < 10 else depth + 2) for i in range(n)}
 
 

@@ -91,6 +91,8 @@ class Session:
             raise InvalidRequest("append() needs at least one item")
         where = _path(path)
         try:
+            if len(items) == 1 and len(where) == 1 and not fields:
+                return self._append(where, items)
             return self._write(
                 "append", lambda old, out: patching.append(old, where, items, out), fields
             )
@@ -98,6 +100,20 @@ class Session:
             values.check(items, f"new items of {_dotted(where)}")
             values.check(fields, "fields")
             raise
+
+    def _append(self, where: tuple[str], items: tuple[Any]) -> Checkpoint:
+        """One item and no fields: what most agents do at most steps."""
+        key = values.encode_key(where[0])
+        extra = {} if self.agent is None else {"agent": self.agent}
+        with self._lock:
+            writer = self._writer
+            checkpoint = writer.append(key, items[0], extra)
+            if checkpoint is None:
+                checkpoint = writer.checkpoint(
+                    "append", lambda old, out: patching.append(old, where, items, out), extra
+                )
+                writer.grow(key)
+            return checkpoint
 
     def patch(
         self,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.backends.base import Change, Moved
-from holdfast.codec import records
-from holdfast.codec.nodes import parse
+from holdfast.codec import records, values
+from holdfast.codec.growth import Growth
+from holdfast.codec.nodes import Struct, parse
 from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
 from holdfast.codec.streams import Writes
 from holdfast.errors import HeadMoved, InvalidRequest, SessionExists
@@ -17,10 +18,11 @@ from holdfast.model import Checkpoint, Record
 from holdfast.source import StoredSource, seal_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.backends.base import Reader
     from holdfast.codec.nodes import Node
+    from holdfast.codec.streams import RowWrite
     from holdfast.store import Store
 
     Build = Callable[[Node | None, Writes], Node]
@@ -47,6 +49,16 @@ class Tip(NamedTuple):
         return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root)
 
 
+class _Laid(NamedTuple):
+    """A state that is laid out: its root, and what has to be written for it."""
+
+    root: bytes
+    state_hash: bytes
+    size: int
+    rows: Sequence[RowWrite]
+    blobs: Sequence[tuple[bytes, bytes, bool]]
+
+
 class Writer:
     """What a handle expects of its session, and how it writes. Not safe for threads by itself."""
 
@@ -56,9 +68,11 @@ class Writer:
         self.number: int | None = None
         self.head, self.head_row = _EMPTY, b""
         self.tip: Tip | None = None
+        self.growth: Growth | None = None
 
     def look(self, reader: Reader) -> None:
         """Expect the head that the session has now."""
+        self.growth = None
         found = reader.session(self.raw_name)
         if found is None:
             self.number, self.head, self.head_row, self.tip = None, _EMPTY, b"", None
@@ -81,13 +95,56 @@ class Writer:
         while True:
             tip = parent or self.tip
             try:
-                return self._commit(tip, operation, build, extra, label, tags)
+                checkpoint = self._commit(tip, operation, build, extra, label, tags)
             except (Moved, SessionExists):
                 self._catch_up()
             except BaseException:
                 if tip is not None:
                     self.store.images.drop(tip.hash)
                 raise
+            else:
+                self.growth = None
+                return checkpoint
+
+    def append(self, key: bytes, item: Any, extra: dict[str, Any]) -> Checkpoint | None:
+        """The hot path of one item more; None where it does not apply."""
+        growth, tip = self.growth, self.tip
+        if growth is None or tip is None or growth.key != key or tip.place[1] != self.head.last:
+            return None
+        if type(item) is not dict and type(item) is not str:
+            return None
+        grown = growth.append(values.encode_exact(item))
+        if grown is None or self.number is None:
+            return None
+        root, state_hash, size, row = grown
+        laid = _Laid(root, state_hash, size, [row], ())
+        try:
+            return self._seal(tip, self.number, tip.line, "append", laid, extra, None, ())
+        except Moved:
+            self.growth = None
+            self._catch_up()
+            return None
+        except BaseException:
+            self.growth = None
+            raise
+
+    def grow(self, key: bytes) -> None:
+        """Get ready for more items in the list under `key`."""
+        tip = self.tip
+        node = self.store.images.get(tip.hash) if tip else None
+        if tip is not None and node is not None:
+            self.growth = Growth.begin(tip.hash, node, key, tip.line)
+
+    def _node(self, tip: Tip) -> Node:
+        """The layout of a checkpoint, with its image if that is in memory."""
+        growth = self.growth
+        if growth is not None and tip is self.tip and growth.payload:
+            base = self.store.images.get(growth.base)
+            if isinstance(base, Struct):
+                node = growth.node(base)
+                self.store.images.put(tip.hash, node, growth.base)
+                return node
+        return self.store.images.get(tip.hash) or parse(tip.root, root=True)
 
     def fork(self, tip: Tip, extra: dict[str, Any]) -> None:
         """Begin the session with the state of a checkpoint of another one."""
@@ -107,20 +164,11 @@ class Writer:
     ) -> Checkpoint:
         store, head = self.store, self.head
         number = self.number or store.new_session()
-        seq = head.last + 1
-        if seq > MAX_SEQ:
+        if head.last >= MAX_SEQ:
             raise InvalidRequest(f"session {self.name!r} has {head.last} checkpoints, the most")
-        created = time.time_ns() // 1000
-        if tip is None:
-            goes_on, old, id = False, None, ids.new_id()
-            step, parent_seq, parent_id, parent_hash = 1, None, None, _NO_HASH
-        else:
-            # Only a child of the newest checkpoint knows where the session's streams end.
-            goes_on = tip.place == (number, head.last)
-            old = store.images.get(tip.hash) or parse(tip.root, root=True)
-            id = ids.new_id(tip.id)
-            step, parent_seq, parent_id, parent_hash = tip.step + 1, tip.place[1], tip.id, tip.hash
-            created = max(created, tip.created_us)
+        # Only a child of the newest checkpoint knows where the session's streams end.
+        goes_on = tip is not None and tip.place == (number, head.last)
+        old = None if tip is None else self._node(tip)
         line = tip.line if goes_on and tip else store.new_stream()
         source = StoredSource(store.backend)
         try:
@@ -129,14 +177,42 @@ class Writer:
             blobs = _blobs(out, source) if out.blobs else []
         finally:
             source.close()
+        laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs)
+        checkpoint = self._seal(tip, number, line, operation, laid, extra, label, tags)
+        store.images.put(checkpoint._record.hash, node, tip.hash if goes_on and tip else None)
+        return checkpoint
+
+    def _seal(
+        self,
+        tip: Tip | None,
+        number: int,
+        line: int,
+        operation: str,
+        laid: _Laid,
+        extra: dict[str, Any],
+        label: str | None,
+        tags: tuple[str, ...],
+    ) -> Checkpoint:
+        """Commit a state that is laid out."""
+        root, state_hash, size, rows, blobs = laid
+        head = self.head
+        seq = head.last + 1
+        created = time.time_ns() // 1000
+        if tip is None:
+            id = ids.new_id()
+            step, parent_seq, parent_id, parent_hash = 1, None, None, _NO_HASH
+        else:
+            (_, parent_seq), parent_id, parent_hash, step, before, _, _ = tip
+            id = ids.new_id(parent_id)
+            step += 1
+            created = max(created, before)
         meta = records.metadata(step, created, operation, parent_seq, parent_id, extra)
-        state_hash, root, size = node.hash, node.stored, node.size
         digest = records.record_hash(self.raw_name, seq, id, meta, state_hash, parent_hash)
-        added = len(root) + sum([len(r[3]) for r in out.rows]) + sum([len(b[1]) for b in blobs])
+        added = len(root) + sum([len(r[3]) for r in rows]) + sum([len(b[1]) for b in blobs])
         body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root)
         new_head = Head(seq, seq, head.operations)
         head_row = new_head.seal(number)
-        change = Change(number, self.head_row, head_row, None, (seq, id, body), out.rows, blobs)
+        change = Change(number, self.head_row, head_row, None, (seq, id, body), rows, blobs)
         if self.number is None:
             row = records.seal_session(number, self.raw_name, created, extra.get("agent"))
             change.create = (self.raw_name, row)
@@ -146,10 +222,9 @@ class Writer:
             extra = records.read_extra(meta)  # what was stored, not what the caller may change
         if label is not None or tags:
             change.marks = seal_marks(number, seq, label, tags)
-        store.backend.commit(change)
+        self.store.backend.commit(change)
         self.number, self.head, self.head_row = number, new_head, head_row
         self.tip = Tip(Place(number, seq), id, digest, step, created, line, root)
-        store.images.put(digest, node, tip.hash if goes_on and tip else None)
         record = Record(
             seq, id, step, created, operation, parent_id, parent_seq, extra, digest,
             lambda: state_hash, size, added,

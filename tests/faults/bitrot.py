@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import apsw
+
 from . import processes
 from .checking import scratch
 from .ledger import complete_lines
@@ -84,7 +86,56 @@ def cuts(data: bytes, count: int, seed: int = 0) -> list[Damage]:
     return [Damage(length) for length in chosen if 0 < length < len(data)]
 
 
-def campaign(known: Subject, file: str, damages: Sequence[Damage], check: Check) -> Report:
+@dataclass(frozen=True)
+class Cell:
+    """One damaged value of a table, with every page and index around it sound."""
+
+    table: str
+    row: tuple[tuple[str, object], ...]
+    column: str
+    value: bytes | int
+
+    def __str__(self) -> str:
+        return f"{self.column} of {self.table} {dict(self.row)}"
+
+    def apply(self, data: bytes) -> bytes:
+        where = " AND ".join(f"{name} IS ?" for name, _ in self.row)
+        with scratch() as folder:
+            path = folder / "copy.db"
+            path.write_bytes(data)
+            connection = apsw.Connection(str(path))
+            values = (self.value, *(value for _, value in self.row))
+            connection.execute(f"UPDATE {self.table} SET {self.column} = ? WHERE {where}", values)
+            connection.close()
+            return path.read_bytes()
+
+
+def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
+    """Every value of `table` that is not part of its key, with one bit of it flipped."""
+    rng = random.Random(seed)
+    found = []
+    with scratch() as folder:
+        path = folder / "copy.db"
+        path.write_bytes(data)
+        connection = apsw.Connection(str(path))
+        columns = [
+            (name, key)
+            for _, name, _, _, _, key in connection.execute(f"PRAGMA table_info({table})")
+        ]
+        for row in connection.execute(f"SELECT {', '.join(n for n, _ in columns)} FROM {table}"):
+            named = list(zip(columns, row, strict=True))
+            where = tuple((name, value) for (name, key), value in named if key)
+            for (name, key), value in named:
+                if isinstance(value, int) and not key:
+                    found.append(Cell(table, where, name, value ^ 1))
+                elif isinstance(value, bytes) and name == "body":
+                    flipped = Damage(rng.randrange(len(value)), rng.randrange(8)).apply(value)
+                    found.append(Cell(table, where, name, flipped))
+        connection.close()
+    return found
+
+
+def campaign(known: Subject, file: str, damages: Sequence[Damage | Cell], check: Check) -> Report:
     """Try every damage of `file` in other processes: a crash or a hang is a failure too."""
     report = Report()
     rest = list(damages)
@@ -99,8 +150,8 @@ def campaign(known: Subject, file: str, damages: Sequence[Damage], check: Check)
 
 
 def _batch(
-    known: Subject, file: str, damages: Sequence[Damage], check: Check
-) -> Iterator[tuple[Damage, str]]:
+    known: Subject, file: str, damages: Sequence[Damage | Cell], check: Check
+) -> Iterator[tuple[Damage | Cell, str]]:
     """Verdicts one by one; after a crash or a hang, that is the last one."""
 
     def run(out: int) -> None:
@@ -113,7 +164,7 @@ def _batch(
                 try:
                     found = check(url_of(folder), known)
                 except Exception:
-                    found = [traceback.format_exc()]
+                    found = [traceback.format_exc().strip().replace("  ", "")[-300:]]
             verdict = "; ".join(found[:3]).replace("\n", " ")
             os.write(out, verdict.encode(errors="backslashreplace") + b"\n")
 
@@ -136,6 +187,6 @@ def _batch(
     child.finish()
 
 
-def _put(files: dict[str, bytes], folder: Path, file: str, damage: Damage) -> None:
+def _put(files: dict[str, bytes], folder: Path, file: str, damage: Damage | Cell) -> None:
     for name, data in files.items():
         (folder / name).write_bytes(damage.apply(data) if name == file else data)

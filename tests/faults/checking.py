@@ -118,4 +118,4 @@ def _next_save(store: Any, ledger: Ledger) -> list[str]:
 
 
 def named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

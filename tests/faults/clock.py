@@ -53,7 +53,7 @@ def findings(url: str, ids: list[str], labels: list[str]) -> list[str]:
             found.append("the ids do not sort in the order of the saves")
         if [checkpoint.seq for checkpoint in path] != sorted(c.seq for c in path):
             found.append("seq does not follow the order of the saves")
-        if session.head.id != ids[-1]:
+        if session.head is None or session.head.id != ids[-1]:
             found.append("the head is not the latest save")
         log = [f"{label}/{number}" for label in labels for number in range(SAVES)]
         if session.load()["log"] != log:

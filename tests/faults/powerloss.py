@@ -16,7 +16,7 @@ from .workload import url_of
 EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before anything torn
 FEW = 4  # with fewer states than that at a moment, even "none" and "all" are left to chance
 STALE = 40  # so many known states in a row, and a moment is exhausted
-LOADS = 24  # acknowledged checkpoints that are loaded and compared in each state
+LOADS = 12  # acknowledged checkpoints that are loaded and compared in each state
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,12 @@ class Report:
     points: int = 0
     states: int = 0
     failures: int = 0
+    lost: int = 0  # failures in which something acknowledged is lost or another
     examples: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"{self.points} points, {self.states} states, {self.failures} failures"]
+        tried = f"{self.points} points, {self.states} states"
+        lines = [f"{tried}, {self.failures} failures, {self.lost} with losses"]
         return "\n".join([*lines, *self.examples])
 
 
@@ -94,6 +96,7 @@ def campaign(
                 found = findings(url, ledger, loads=LOADS, seed=report.states)
             if found:
                 report.failures += 1
+                report.lost += any(each.startswith(("lost:", "wrong state:")) for each in found)
                 if len(report.examples) < 10:
                     report.examples.append(_describe(place, disk.pending, choice, ledger, found))
     return report

@@ -75,8 +75,10 @@ def fork(run: Callable[[int], None]) -> Child:
         os.close(pipe)
         run(out)
         status = 0
-    except BaseException:
-        os.write(out, wrong_line(0, "not one of the library's errors: " + traceback.format_exc()))
+    except BaseException as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        os.write(out, wrong_line(0, f"unexpected: {error!r} at {where}"))
     finally:
         os._exit(status)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class Subject:
     moments: list[tuple[frozenset[str], dict[str, str]]]
     paths: dict[str, list[str]]  # session -> ids from the head to the root
     lengths: dict[str, int]
+    facts: dict[str, tuple[Any, ...]]  # id -> what its record says
+    marks: dict[str, tuple[Any, ...]]  # id -> its label and tags
 
 
 def subject(*, closed: bool, script: str = "small") -> Subject:
@@ -52,6 +54,10 @@ def subject(*, closed: bool, script: str = "small") -> Subject:
             names = list(Ledger.of(lines).heads)
             paths = {name: _history(store, name) for name in names}
             lengths = {name: _length(store, name) for name in names}
+            promised = Ledger.of(lines).saved.items()
+            facts = {id_: _facts(store, name, id_) for id_, (name, _) in promised}
+            found = {id_: store.session(name).get(id_) for id_, (name, _) in promised}
+            marks = {id_: (each.label, each.tags) for id_, each in found.items()}
     moments = [(frozenset[str](), dict[str, str]())]
     ledger = Ledger()
     for line in lines:
@@ -59,7 +65,7 @@ def subject(*, closed: bool, script: str = "small") -> Subject:
         if b'"ack"' in line:
             heads = {n: next(iter(d)) for n, d in ledger.heads.items() if len(d) == 1}
             moments.append((frozenset(ledger.saved), heads))
-    return Subject(files, ledger, moments, paths, lengths)
+    return Subject(files, ledger, moments, paths, lengths, facts, marks)
 
 
 @dataclass
@@ -92,14 +98,20 @@ def original_or_error(url: str, known: Subject) -> list[str]:
     talk = Interview()
     for id_, (name, expected) in known.ledger.saved.items():
         talk.ask(f"load {id_}", _load, store, name, id_, expect=expected)
+        talk.ask(f"get {id_}", _facts, store, name, id_, expect=known.facts[id_])
+        talk.ask(f"marks of {id_}", _marks, store, name, id_, known.marks[id_], expect=True)
     for name, path in known.paths.items():
-        (latest,) = known.ledger.heads[name]
         talk.ask(f"head of {name}", _head, store, name, expect=path[0])
-        talk.ask(f"latest of {name}", _load, store, name, None, expect=latest)
-        talk.ask(f"history of {name}", _history, store, name, expect=path)
+        talk.ask(f"history of {name}", _follows, store, name, path, expect=True)
         talk.ask(f"length of {name}", _length, store, name, expect=known.lengths[name])
+        for revision, expected in _revisions(known, name):
+            talk.ask(f"load {revision} of {name}", _load, store, name, revision, expect=expected)
     talk.ask("verify misses it", lambda: _sound(store) and talk.harmed, expect=False)
-    talk.ask("save", _save, store, expect=True)
+    talk.ask("save", _save, store, "main", expect=True)
+    talk.ask("save to a new session", _save, store, "new", expect=True)
+    for name in known.paths.keys() - {"main"}:  # a save must not make it worse
+        (latest,) = known.ledger.heads[name]
+        talk.ask(f"load {name} after a save", _load, store, name, None, expect=latest)
     talk.ask("close", store.close, expect=None)
     return talk.found or ([] if talk.harmed else UNHARMED)
 
@@ -127,13 +139,40 @@ def acknowledged_prefix(url: str, known: Subject) -> list[str]:
             return ["not the state after any acknowledgement"]
         if not _sound(store):
             return ["verify reports damage"]
-        if not _save(store):
+        if not _save(store, "main"):
             return ["save: a different state"]
         return UNHARMED if (frozenset(loaded), heads) == known.moments[-1] else []
     except Exception as error:
         return [f"not a prefix: {named(error)}"]
     finally:
         store.close()
+
+
+def contained(url: str, known: Subject, most: int) -> list[str]:
+    """The findings for one damaged row: `most` so many states are lost, and lists stay complete."""
+    lists = Interview()
+    with holdfast.open(url) as store:
+        lost = 0
+        for id_, (name, _) in known.ledger.saved.items():
+            try:
+                store.session(name).load(id_)
+            except holdfast.HoldfastError:
+                lost += 1
+        if lost > most:
+            lists.found.append(f"{lost} states are lost")
+        if _sound(store):
+            lists.found.append("verify misses it")
+        for name, length in known.lengths.items():
+            lists.ask(f"tree of {name}", _tree, store, name, expect=length)
+            lists.ask(f"history of {name}", _follows, store, name, known.paths[name], expect=True)
+        if lists.harmed:
+            lists.found.append("it breaks a list")
+    answers = original_or_error(url, known)
+    return lists.found + [found for found in answers if found not in UNHARMED]
+
+
+def _tree(store: Any, name: str) -> int:
+    return len(list(store.session(name).tree()))
 
 
 def _load(store: Any, name: str, rev: str | None) -> str:
@@ -149,6 +188,48 @@ def _history(store: Any, name: str) -> list[str]:
     return [checkpoint.id for checkpoint in store.session(name).history()]
 
 
+def _follows(store: Any, name: str, path: list[str]) -> bool:
+    """Whether the history is `path`, or is so down to a record that says that it is damaged."""
+    seen: list[str] = []
+    for checkpoint in store.session(name).history():
+        if checkpoint.damaged:
+            return seen == path[: len(seen)]
+        seen.append(checkpoint.id)
+    return seen == path
+
+
+def _facts(store: Any, name: str, id_: str) -> tuple[Any, ...]:
+    found = store.session(name).get(id_)
+    return (found.session, found.id, found.seq, found.step, found.parent, found.key)
+
+
+def _marks(store: Any, name: str, id_: str, marks: tuple[Any, ...]) -> bool:
+    """Whether label and tags are right.
+
+    They live outside of the record, so that one is gone is for `verify` to notice, not for `get`.
+    """
+    found = store.session(name).get(id_)
+    if (found.label, found.tags) == marks:
+        return True
+    if found.label in {None, marks[0]} and set(found.tags) <= set(marks[1]):
+        raise holdfast.Corrupt("a mark is gone")
+    return False
+
+
+def _revisions(known: Subject, name: str) -> Iterator[tuple[str, str]]:
+    """Other ways to name the checkpoints of a session, with the digest of what they name."""
+    for back, id_ in enumerate(known.paths[name]):
+        _, expected = known.ledger.saved[id_]
+        home, _, _, step, _, key = known.facts[id_]
+        label, _ = known.marks[id_]
+        yield f"@~{back}", expected
+        yield f"step:{step}", expected
+        if label is not None:
+            yield f"label:{label}", expected
+        if key is not None and home == name:
+            yield f"key:{key}", expected
+
+
 def _length(store: Any, name: str) -> int:
     return len(store.session(name))
 
@@ -157,9 +238,9 @@ def _sound(store: Any) -> bool:
     return bool(store.verify(read_data=True).ok)
 
 
-def _save(store: Any) -> bool:
+def _save(store: Any, name: str) -> bool:
     """Whether what can be saved into a damaged store can also be loaded."""
-    session = store.session("main")
+    session = store.session(name)
     state = {} if session.head is None else session.load()
-    state["after"] = "damage"
-    return _load(store, "main", session.save(state).id) == digest(state)
+    state["after"] = ["damage"] * 400
+    return _load(store, name, session.save(state).id) == digest(state)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from holdfast import ids
+
 from . import clock
 
 BACK, STILL = "-400d", "2021-02-03 04:05:06"
@@ -30,3 +32,14 @@ def test_order_in_one_process(tmp_path, now):
         ids += clock.save_some(url, "meanwhile")
     ids += clock.save_some(url, "after")
     assert not clock.findings(url, ids, ["before", "meanwhile", "after"])
+
+
+def test_mutant_whose_ids_follow_the_clock_alone(tmp_path, monkeypatch):
+    new_id = ids.new_id
+    monkeypatch.setattr(ids, "new_id", lambda parent=None: new_id())
+    url = str(tmp_path / "agent.db")
+    saved = clock.save_some(url, "before")
+    with clock.wall_clock(lambda true: true - 400 * 86400):
+        saved += clock.save_some(url, "meanwhile")
+    found = clock.findings(url, saved, ["before", "meanwhile"])
+    assert "the ids do not sort in the order of the saves" in found

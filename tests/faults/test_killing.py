@@ -22,4 +22,4 @@ def test_nothing_acknowledged_is_lost(rounds, writers, seed):
 def test_mutant_that_acknowledges_before_it_saves():
     report = killing.campaign(60, make=killing.AcknowledgesFirst)
     print(report)
-    assert report.failures
+    assert any("neither acknowledged nor attempted" in found for found in report.failures)

@@ -22,7 +22,7 @@ def test_the_model_ends_where_the_real_disk_does(script):
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("script", "usual"), [("short", 1000), ("long", 400)])
+@pytest.mark.parametrize(("script", "usual"), [("short", 1000), ("long", 200)])
 def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
     states = rounds(usual, torture=MANY // 8)
     report = powerloss.campaign(
@@ -46,11 +46,11 @@ def test_nothing_acknowledged_is_lost_after_a_failed_sync(rounds, n):
 def test_mutant_that_does_not_sync_each_commit(script):
     report = powerloss.campaign(recorded(script, durability="normal"), states=150)
     print(report)
-    assert report.failures
+    assert report.lost
 
 
 @pytest.mark.parametrize("script", ["short", "long"])
 def test_mutant_that_does_not_sync_directories(script):
     report = powerloss.campaign(recorded(script).without_directory_syncs(), states=150)
     print(report)
-    assert report.failures
+    assert report.lost

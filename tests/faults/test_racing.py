@@ -1,5 +1,7 @@
 """Eight processes at once."""
 
+from holdfast.backends import sqlite
+
 from . import racing
 
 
@@ -21,4 +23,25 @@ def test_on_their_own_sessions_nobody_is_locked_out(rounds, tmp_path):
 def test_mutant_that_saves_an_old_state_over_a_new_head():
     report = racing.race(racing.stubborn)
     print(report)
-    assert report.failures
+    assert any("lost update: " in found for found in report.failures)
+
+
+def test_mutant_that_does_not_compare_heads():
+    report = racing.race(racing.fair, sabotage=no_compare_and_swap)
+    print(report)
+    # A second line of defence: two saves from one head want the same row.
+    caught = ("exists already", "lost: ", "lost update: ")
+    assert any(reason in found for reason in caught for found in report.failures)
+
+
+def no_compare_and_swap():
+    write = sqlite._write
+
+    def blindly(connection, *more):
+        change = more[-1]
+        if change.expect is not None:
+            query = "SELECT body FROM heads WHERE session = ?"
+            (change.expect,) = connection.execute(query, (change.session,)).fetchone()
+        write(connection, *more)
+
+    sqlite._write = blindly

@@ -53,10 +53,10 @@ def short() -> list[Step]:
 
 
 def long() -> list[Step]:
-    """Enough appended messages for several packs, big values, forks, rewinds and closes between."""
+    """Packs, big values, forks, rewinds, closes, and logs long enough to be emptied on the way."""
     steps = [*short()]
     for group in range(4):
-        steps += [Step("append", count=8) for _ in range(40)]
+        steps += [Step("append", count=8) for _ in range(55)]
         steps += [Step("save", "side", count=30 + group) for _ in range(6)]
         steps += [Step("patch", count=3), Step("rewind", count=5), Step("append"), Step("save")]
         steps += [Step("fork", into=f"fork-{group}"), Step("append", f"fork-{group}")]

@@ -41,7 +41,8 @@ class Writer:
     """
 
     def __init__(self, url: str, out: int, *, seed: int = 0, durability: str = "full") -> None:
-        self.url, self.out, self.durability = url, out, durability
+        self.url, self.out = url, out
+        self.durability: Any = durability
         self.rng = random.Random(seed)
         self.lines: dict[str, Line] = {}
         self.doubtful: dict[str, set[str]] = {}  # session -> digests that its head may have
@@ -68,7 +69,7 @@ class Writer:
         return True
 
     def failed(self, step: Step, error: holdfast.HoldfastError) -> None:
-        self.say(ledger.error_line(self.n, f"{step.kind}: {type(error).__name__}: {error}"))
+        self.say(ledger.error_line(self.n, f"{step.kind}: {type(error).__name__}: {error.message}"))
 
     def open(self) -> None:
         if self.store is None:
@@ -84,7 +85,7 @@ class Writer:
             if store is not None:
                 store.close()
         except holdfast.HoldfastError as error:
-            self.say(ledger.error_line(self.n, f"close: {type(error).__name__}: {error}"))
+            self.say(ledger.error_line(self.n, f"close: {type(error).__name__}: {error.message}"))
 
     def line(self, name: str) -> Line:
         line = self.lines.setdefault(name, Line())
@@ -134,7 +135,8 @@ class Writer:
             return line.handle.append("messages", arguments["item"])
         if step.kind == "patch" and line.path:
             return line.handle.patch(**arguments)
-        return line.handle.save(after)
+        names = {"label": f"label {self.n}", "tags": ["saved"], "key": f"key {self.n}"}
+        return line.handle.save(after, **names)
 
     def settle(self, name: str) -> None:
         """After an error on a session: find out which of the possible states it is in."""

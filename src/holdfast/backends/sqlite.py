@@ -151,13 +151,15 @@ class SqliteBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        with self._lock, files.translated(self.path):
-            connection = self._writing()
+        with self._lock:
             try:
+                connection = self._writing()
                 _write(connection, self._cursor, change)
             except BaseException:
-                self._roll_back(connection)
-                raise
+                if self._writer is not None:
+                    self._roll_back(self._writer)
+                with files.translated(self.path):
+                    raise
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._lock, files.translated(self.path):

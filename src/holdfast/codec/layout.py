@@ -52,7 +52,7 @@ def lay_out(
             if node is not None:
                 return node
         flat = values.encode(value)
-        if splits_dict(len(flat), len(value), root=depth == 0) and is_map(flat):
+        if splits_dict(len(flat), len(value), root=depth == 0) and values.is_map(flat):
             node = _dict(value, old, out, depth, nested=nested)
             if node is not None:
                 return node
@@ -77,10 +77,6 @@ def _plain(value: Any) -> Any:
             return value.model_dump()
         else:
             return value
-
-
-def is_map(flat: bytes) -> bool:
-    return flat[0] & 0xF0 == 0x80 or flat[0] in (0xDE, 0xDF)
 
 
 def _is_text(flat: bytes) -> bool:

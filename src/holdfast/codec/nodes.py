@@ -99,7 +99,7 @@ class Leaf:
         return self._hash
 
 
-def _reference_bytes(tag: int, payload: bytes) -> bytes:
+def reference(tag: int, payload: bytes) -> bytes:
     n = len(payload)
     if n < 1 << 8:
         return b"\xc7" + bytes((n, tag)) + payload
@@ -114,7 +114,7 @@ class Blob:
 
     def __init__(self, digest: bytes, size: int, flat: bytes | None = None) -> None:
         self.hash, self.size, self.flat = digest, size, flat
-        self.stored = _reference_bytes(BLOB_TAG, ormsgpack.packb([digest, size]))
+        self.stored = reference(BLOB_TAG, ormsgpack.packb([digest, size]))
 
 
 class Struct:
@@ -172,6 +172,16 @@ def dict_hash(keys: tuple[bytes, ...], children: tuple[Node, ...]) -> bytes:
     return sha256(b"".join(parts)).digest()
 
 
+def dict_preimage(
+    keys: tuple[bytes, ...], children: tuple[Node, ...], at: int
+) -> tuple[bytes, bytes]:
+    """What is hashed for a dict, before and after the hash of one child."""
+    parts = [_DICT]
+    for key, child in zip(keys, children, strict=True):
+        parts += (key, child.hash)
+    return b"".join(parts[: 2 * at + 2]), b"".join(parts[2 * at + 3 :])
+
+
 class Rope:
     """A reference to items in streams, with the items themselves where they are in memory.
 
@@ -207,7 +217,7 @@ class Rope:
         flat_tails = [*tails[0]] if len(tails) == 1 else [n for tail in tails for n in tail]
         spans = [*extents[0]] if len(extents) == 1 else [n for extent in extents for n in extent]
         payload = ormsgpack.packb([kind, count, size, digest, head, debt, flat_tails, spans])
-        self.stored = _reference_bytes(ROPE_TAG, payload)
+        self.stored = reference(ROPE_TAG, payload)
 
     def header(self) -> bytes:
         """What comes before the items in the canonical encoding."""
@@ -247,7 +257,7 @@ def parse_rope(payload: bytes) -> Rope:
         raise Corrupt("a stored reference to a rope is damaged") from e
 
 
-def _reference(tag: int, data: bytes) -> Any:
+def _follow(tag: int, data: bytes) -> Any:
     if tag == ROPE_TAG:
         return parse_rope(data)
     return parse_blob(data) if tag == BLOB_TAG else values.decode_tag(tag, data)
@@ -255,7 +265,7 @@ def _reference(tag: int, data: bytes) -> Any:
 
 def parse(stored: bytes, *, root: bool = False) -> Node:
     """The node of a stored encoding, without following its references."""
-    value = values.decode(stored, _reference)
+    value = values.decode(stored, _follow)
     node = _build(value, root=root)
     return Leaf(stored) if node is None else node
 
@@ -277,10 +287,12 @@ def _build(value: Any, *, root: bool = False) -> Node | None:
     if kind is not dict and kind is not list:
         return None
     if not _refers(value):
-        size = len(values.encode(value))
-        if kind is list and not splits_list(size, len(value)):
+        flat = values.encode(value)
+        if kind is list and not splits_list(len(flat), len(value)):
             return None
-        if kind is dict and not splits_dict(size, len(value), root=root):
+        if kind is dict and not (
+            values.is_map(flat) and splits_dict(len(flat), len(value), root=root)
+        ):
             return None
     items = value.values() if kind is dict else value
     children = tuple([_build(v) or Leaf(values.encode(v)) for v in items])

@@ -122,7 +122,7 @@ def as_struct(node: Node, out: Writes) -> Struct | None:
     if isinstance(node, Rope) and node.kind == DICT:
         return ropes.entries(node, out.source)
     flat = ropes.flatten(node, out.source)
-    if not layout.is_map(flat):
+    if not values.is_map(flat):
         return None
     value: dict[str, Any] = values.decode(flat)
     return Struct(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import gc
-import re
 import zoneinfo
 from decimal import Decimal
 from enum import Enum
@@ -54,7 +53,7 @@ _unpackb = ormsgpack.unpackb
 
 # Where an encoding holds none of these bytes it holds no bin and no ext, the two places where the C
 # encoder accepts more types than it gives back (bytearray, memoryview, Ext, Fragment).
-_suspect = re.compile(rb"[\xc4-\xc9\xd4-\xd8]").search
+_BIN_OR_EXT = [bytes((n,)) for n in (*range(0xC4, 0xCA), *range(0xD4, 0xD9))]
 _GC_PAUSE_BYTES = 1 << 17
 _TEXT = {str, int, float, bool, type(None)}
 
@@ -76,10 +75,12 @@ def encode(value: Any) -> bytes:
 def encode_exact(value: Any) -> bytes:
     """Like `encode`, and sure of the types. For values that are about to be written."""
     data = encode(value)
-    if type(value) is dict and {*map(type, value.values())} <= _TEXT:
-        return data  # a plain message: nothing in it that could be converted
-    if _suspect(data):
-        return _packb(_walk(value, "state", 0), None, _PACK)
+    kind = type(value)
+    if kind is str or (kind is dict and {*map(type, value.values())} <= _TEXT):
+        return data  # text or a plain message: nothing in it that could be converted
+    for byte in _BIN_OR_EXT:
+        if byte in data:
+            return _packb(_walk(value, "state", 0), None, _PACK)
     return data
 
 
@@ -312,6 +313,11 @@ _LONG_HEADERS = {
     0xC4: 2, 0xC5: 3, 0xC6: 5, 0xC7: 3, 0xC8: 4, 0xC9: 6, 0xD4: 2, 0xD5: 2, 0xD6: 2, 0xD7: 2,
     0xD8: 2, 0xD9: 2, 0xDA: 3, 0xDB: 5, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5,
 }  # fmt: skip
+
+
+def is_map(flat: bytes) -> bool:
+    """Whether an encoding is a dict with plain string keys (others are tagged lists of pairs)."""
+    return flat[0] & 0xF0 == 0x80 or flat[0] in (0xDE, 0xDF)
 
 
 def header_length(data: bytes) -> int:

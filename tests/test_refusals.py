@@ -1,0 +1,468 @@
+"""What cannot be kept exactly is refused before anything is written, and its path is named."""
+
+import collections
+import datetime as dt
+import enum
+import fractions
+import os
+import pathlib
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import apsw
+import ormsgpack
+import pydantic
+import pytest
+from ormsgpack import Ext, Fragment
+
+import holdfast
+from holdfast.codec import nodes, values
+from holdfast.errors import NotSerializable
+from holdfast.model import ToolCall
+
+from .exact import PAD, fresh, opened, same
+
+
+@pytest.fixture(scope="module", params=["memory", "sqlite"])
+def store(request, tmp_path_factory):
+    with opened(request.param, tmp_path_factory.mktemp("values")) as store:
+        yield store
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    GREEN = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    x: Any = 0
+
+
+class Frozen(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True)
+    x: int = 0
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Whole64(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+class Raw(bytes):
+    pass
+
+
+class Items(list):
+    pass
+
+
+class Table(dict):
+    pass
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Moment(dt.datetime):
+    pass
+
+
+class Money(Decimal):
+    pass
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.x = 1
+
+
+def function() -> None: ...
+
+
+def incomplete() -> Point:
+    point = Point()
+    object.__delattr__(point, "x")
+    return point
+
+
+class Stubborn(pydantic.BaseModel):
+    x: int = 1
+
+    @pydantic.model_serializer
+    def refuse(self) -> Any:
+        raise RuntimeError("will not")
+
+
+REFUSED: dict[str, Any] = {
+    "ext": Ext(values.TUPLE, b"\x90"),
+    "unknown ext": Ext(99, b""),
+    "reference": Ext(nodes.ROPE_TAG, ormsgpack.packb([0, 1, 9, bytes(32), b"", 0, [], [1, 0, 1]])),
+    "fragment": Fragment(b"\x01"),
+    "text fragment": Fragment(b"\xa1a"),
+    "bytearray": bytearray(b"x"),
+    "memoryview": memoryview(b"x"),
+    "ordered dict": collections.OrderedDict(a=1),
+    "default dict": collections.defaultdict(list),
+    "counter": collections.Counter("ab"),
+    "chain map": collections.ChainMap({}),
+    "mapping proxy": types.MappingProxyType({"a": 1}),
+    "namespace": types.SimpleNamespace(a=1),
+    "named tuple": Pair(1, 2),
+    "deque": collections.deque([1]),
+    "str subclass": Text("x"),
+    "int subclass": Whole64(5),
+    "float subclass": Real(1.5),
+    "bytes subclass": Raw(b"x"),
+    "list subclass": Items([1]),
+    "dict subclass": Table(a=1),
+    "datetime subclass": Moment(2024, 1, 1),
+    "decimal subclass": Money(1),
+    "object": Plain(),
+    "bare object": object(),
+    "function": function,
+    "lambda": lambda: None,
+    "method": "".join,
+    "builtin": print,
+    "class": Plain,
+    "dataclass type": Point,
+    "model type": Frozen,
+    "enum type": Colour,
+    "module": os,
+    "generator": iter([]),
+    "range": range(3),
+    "slice": slice(3),
+    "complex": 1j,
+    "fraction": fractions.Fraction(1, 3),
+    "ellipsis": ...,
+    "not implemented": NotImplemented,
+    "path": pathlib.PurePosixPath("x"),
+    "pattern": re.compile("x"),
+    "exception": ValueError("x"),
+    "keys view": {}.keys(),
+    "incomplete dataclass": incomplete(),
+    "model that does not dump": Stubborn(),
+    "tuple as key": {(1, 2): 3},
+    "frozenset as key": {frozenset(): 3},
+    "str subclass as key": {Text("x"): 1},
+    "int subclass as key": {Whole64(1): 1},
+    "class as key": {Plain: 1},
+    "dataclass as key": {Point(1): 1},
+}
+# The longest path that every refusal must at least begin with.
+SPOTS: dict[str, Callable[[Any], Any]] = {
+    "state": lambda x: x,
+    "state.messages[3].args": lambda x: {"messages": [1, 2, 3, {"args": x}], "pad": [PAD] * 3},
+    "state.messages[3]": lambda x: {"messages": [PAD, PAD, PAD, x]},
+    "state.a[1][0]": lambda x: {"a": (0, [x])},
+    "state[7]['a b']": lambda x: {7: {"a b": x}},
+    "state.d.k5": lambda x: {"d": {f"k{i}": PAD for i in range(5)} | {"k5": x}},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_anything_else_is_refused_with_its_path(store, kind):
+    bad = REFUSED[kind]
+    session = fresh(store)
+    session.save({"messages": [PAD] * 4, "d": {f"k{i}": PAD for i in range(6)}})
+    for path, place in SPOTS.items():
+        with pytest.raises(NotSerializable) as caught:
+            session.save(place(bad))
+        assert caught.value.path.startswith(path), path
+        assert caught.value.path in str(caught.value)
+    assert len(session) == 1
+
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "state.x[1]": lambda s, bad: s.save({"x": [0, bad]}),
+    "new items of state.log[1].args": lambda s, bad: s.append("log", 0, {"args": bad}),
+    "new items of state.d.log[0]": lambda s, bad: s.append(("d", "log"), bad),
+    "state.plan.x": lambda s, bad: s.patch(set={"plan": {"x": bad}}),
+    "state.d.plan": lambda s, bad: s.patch(set={("d", "plan"): bad}),
+    "new items of state.log[1]": lambda s, bad: s.patch(append={"log": [0, bad]}),
+    "fields.meta.x[0]": lambda s, bad: s.save({"fine": 1}, meta={"x": [bad]}),
+    "fields.meta.y": lambda s, bad: s.append("log", 1, meta={"y": bad}),
+    "fields.meta.z": lambda s, bad: s.patch(set={"fine": 1}, meta={"z": bad}),
+    "fields.pending[0].arguments": lambda s, bad: s.save(
+        {"fine": 1}, pending=[ToolCall("1", "tool", bad)]
+    ),
+}
+
+
+def contents(store: Any) -> list[bytes]:
+    """The bytes of a store's files."""
+    path = getattr(store.backend, "path", None)
+    return [
+        pathlib.Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal") if path is not None
+    ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_refusal_leaves_everything_as_it_was(store, operation):
+    session = fresh(store)
+    state = {"log": [PAD, "b"], "d": {"log": [1]}}
+    before = session.save(state, label="before")
+    rows_before = contents(store)
+    for kind in ("object", "fragment", "bytearray", "ordered dict", "ext"):
+        with pytest.raises(NotSerializable) as caught:
+            OPERATIONS[operation](session, REFUSED[kind])
+        assert caught.value.path == operation
+        assert contents(store) == rows_before
+        assert len(session) == 1
+        assert session.head == store.session(session.name).head == before
+    after = session.append("log", "c")
+    assert after.parent == before.id
+    assert same(session.load(), state | {"log": [PAD, "b", "c"]})
+    assert session.verify().ok
+
+
+def test_a_refused_first_save_leaves_no_session(store):
+    session = fresh(store)
+    with pytest.raises(NotSerializable):
+        session.save({"x": [PAD, object()]})
+    assert not session.exists()
+    assert session.name not in [info.name for info in store.sessions()]
+    assert session.save({"x": 1}).step == 1
+
+
+# What encodes to the very bytes that were saved before must be noticed all the same.
+LOOKALIKES: dict[str, tuple[Any, Any]] = {
+    "bytearray": (b"x" * 99, bytearray(b"x" * 99)),
+    "memoryview": (b"x", memoryview(b"x")),
+    "ext": ((1, 2), Ext(values.TUPLE, b"\x92\x01\x02")),
+    "fragment": (5, Fragment(b"\x05")),
+    "ordered dict": ({"a": 1}, collections.OrderedDict(a=1)),
+    "str subclass": ("abc", Text("abc")),
+}
+CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "inline": lambda x: {"v": x},
+    "short list": lambda x: {"v": [x, 1]},
+    "long list": lambda x: {"v": [*[{"i": i, "t": PAD[:100]} for i in range(40)], x]},
+    "long list, first": lambda x: {"v": [x, *[{"i": i, "t": PAD[:100]} for i in range(40)]]},
+    "in a message": lambda x: {"v": [{"i": i, "t": PAD[:99], "x": [x]} for i in range(40)]},
+    "long dict": lambda x: {"v": {f"k{i}": PAD for i in range(9)} | {"x": x}},
+    "list in a list": lambda x: {"v": [[PAD, x], PAD]},
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("kind", LOOKALIKES)
+def test_lookalikes_of_what_was_saved_are_refused(store, kind, container):
+    good, bad = LOOKALIKES[kind]
+    session = fresh(store)
+    session.save(CONTAINERS[container](good))
+    with pytest.raises(NotSerializable):
+        session.save(CONTAINERS[container](bad))
+    assert same(session.load(), CONTAINERS[container](good))
+
+
+class Number(enum.Enum):
+    ONE = 1.0
+    TRUE = True
+    ITEMS = [1]  # noqa: RUF012 - a value, not a default
+
+
+# Distinct, and usable in sets and as keys, only until they are stored as plain data.
+COLLIDING: list[Any] = [
+    {Number.ONE, 1}, {Number.TRUE, 1}, {Number.ONE: "a", 1: "b"}, {Number.TRUE: "a", 1.0: "b"},
+    {Colour.GREEN: "a", 2: "b"}, {Colour.GREEN, 2}, {Number.ITEMS}, {Point(1)}, {(Point(1),)},
+    {Frozen(x=1)}, frozenset({(1, (Number.ITEMS,))}), {Point(1): 1}, {Number.ITEMS: 1},
+    {float("nan"), float("nan")}, {float("nan"): 1, float("nan"): 2}, {(Number.ONE,), (1,)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", COLLIDING, ids=str)
+def test_what_could_not_be_loaded_is_not_saved(store, value):
+    session = fresh(store)
+    session.save({"ok": 1})
+    with pytest.raises(NotSerializable) as caught:
+        session.save({"ok": 1, "bad": value})
+    assert caught.value.path.startswith("state.bad")
+    assert same(session.load(), {"ok": 1})
+    assert len(session) == 1
+
+
+def looped(kind: str) -> Any:
+    loop: list[Any] = [1]
+    if kind == "dict":
+        table: dict[str, Any] = {}
+        table["self"] = table
+        return table
+    if kind == "model":
+        model: Any = pydantic.create_model("Loop", x=(Any, None))()
+        model.x = [model]
+        return model
+    loop.append({"list": loop, "tuple": (loop,), "dataclass": Point(loop), "int": {1: loop}}[kind])
+    return loop
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "tuple", "dataclass", "model", "int"])
+def test_what_contains_itself_is_refused(store, kind):
+    session = fresh(store)
+    session.save({"log": [PAD]})
+    for state in (looped(kind), {"log": [PAD, looped(kind)]}):
+        with pytest.raises(NotSerializable, match="itself") as caught:
+            session.save(state)
+        assert len(caught.value.path) < 100
+    with pytest.raises(NotSerializable, match="itself"):
+        session.append("log", looped(kind))
+    with pytest.raises(NotSerializable, match="itself"):
+        session.save({"log": []}, meta={"x": looped(kind)})
+    assert same(session.load(), {"log": [PAD]})
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+NESTINGS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda x: [x],
+    "tuple": lambda x: (x,),
+    "dict": lambda x: {"k": x},
+    "int dict": lambda x: {1: x},
+    "frozenset": lambda x: frozenset({x}),
+    "mixed": lambda x: [{"k": ({1: x},)}],
+}
+
+
+def nest(kind: str, levels: int, value: Any = None) -> Any:
+    per_turn = 4 if kind == "mixed" else 1
+    for _ in range(levels // per_turn):
+        value = NESTINGS[kind](value)
+    return value
+
+
+def accepts(session: Any, state: Any) -> bool:
+    try:
+        session.save(state)
+    except NotSerializable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", NESTINGS)
+@pytest.mark.parametrize("leaf", [None, PAD * 4], ids=["none", "text"])
+def test_the_deepest_that_is_accepted_loads(kind, leaf):
+    with holdfast.open("memory:", cache_bytes=0) as store:
+        session = store.session("s")
+        accepted = 0
+        for levels in (values.MAX_DEPTH - 4, *range(values.MAX_DEPTH, 400, 9)):
+            state = {"deep": nest(kind, levels, leaf), "n": levels}
+            if not accepts(session, state):
+                break
+            accepted = levels
+            assert same(session.load(), state)
+            session.append("log", levels)
+            assert same(session.load(), state | {"log": [levels]})
+            assert session.diff("@~1") is not None
+            assert session.verify().ok
+        assert values.MAX_DEPTH - 4 <= accepted < 390
+
+
+def test_deepening_step_by_step_is_refused_or_loads(store):
+    """Each patch adds a little below what the last one added."""
+    session = fresh(store)
+    session.save({"k": {}})
+    path: tuple[str, ...] = ("k",)
+    for _ in range(30):
+        try:
+            session.patch(set={path: nest("dict", 50)})
+        except NotSerializable:
+            break
+        assert session.load()
+        path += ("k",) * 50
+    assert store.session(session.name).load()
+    assert session.verify().ok
+    assert session.append("log", 1).step == len(session)
+
+
+@pytest.mark.parametrize("kind", NESTINGS)
+@pytest.mark.parametrize("levels", [400, 20_000])
+def test_deep_nesting_is_refused_cleanly(store, kind, levels):
+    session = fresh(store)
+    session.save({"log": [PAD]})
+    deep = nest(kind, 400 if kind == "frozenset" else levels)  # hashing recurses in Python itself
+    for attempt in (
+        lambda: session.save({"a": [0, deep]}),
+        lambda: session.append("log", deep),
+        lambda: session.patch(set={"x": deep}),
+        lambda: session.save({}, meta={"x": deep}),
+    ):
+        with pytest.raises(NotSerializable, match="nested deeper"):
+            attempt()
+    assert same(session.load(), {"log": [PAD]})
+
+
+# How a path must begin, at least.
+BIG = "b" * 9000
+TOO_BIG: dict[str, Callable[[Any], Any]] = {
+    "state": lambda s: s.save({"a": [PAD, {"b": BIG}]}),
+    "new items of state.log": lambda s: s.append("log", 1, BIG),
+    "new items of state.more": lambda s: s.patch(append={"more": [BIG]}),
+    "state.plan": lambda s: s.patch(set={"plan": {"x": BIG}}),
+    "fields": lambda s: s.save({"fine": 1}, meta={"x": BIG}),
+    "fields.": lambda s: s.save({"fine": 1}, pending=[ToolCall("1", "t", BIG)]),
+}
+
+
+@pytest.mark.parametrize("path", TOO_BIG)
+def test_a_value_above_the_limit_is_refused(store, path, monkeypatch):
+    monkeypatch.setattr(values, "MAX_VALUE", 8000)
+    session = fresh(store)
+    session.save({"log": [PAD]})
+    with pytest.raises(NotSerializable, match="bytes") as caught:
+        TOO_BIG[path](session)
+    assert caught.value.path.startswith(path.removesuffix("."))
+    assert same(session.load("step:1"), {"log": [PAD]})
+    session.append("log", "next")
+    assert session.load()["log"] == [PAD, "next"]
+
+
+GROWTH: dict[str, Callable[[Any, int], Any]] = {
+    "append": lambda s, i: s.append("log", PAD),
+    "nested append": lambda s, i: s.append(("in", "log"), PAD),
+    "patch": lambda s, i: s.patch(set={("in", f"k{i}"): PAD}),
+    "save a list": lambda s, i: s.save({"log": [PAD] * i}),
+    "save a dict": lambda s, i: s.save({"in": {f"k{n}": PAD for n in range(i)}}),
+    "save text": lambda s, i: s.save({"text": PAD * i}),
+}
+
+
+@pytest.mark.parametrize("how", GROWTH)
+def test_growing_past_the_limit_loses_nothing(store, how, monkeypatch):
+    """Each save is refused, or loads: also the one that brings a container over the limit."""
+    monkeypatch.setattr(values, "MAX_VALUE", 8000)
+    session = fresh(store)
+    session.save({"log": [], "in": {"log": []}})
+    for i in range(1, 12):
+        try:
+            GROWTH[how](session, i)
+        except NotSerializable:
+            break
+        assert store.session(session.name).load() == session.load()
+    assert session.load() is not None
+    assert session.verify().ok
+
+
+def test_sqlite_takes_what_the_limit_allows(tmp_path):
+    with holdfast.open(tmp_path / "a.db") as store:
+        backend: Any = store.backend
+        assert backend._writer.limit(apsw.SQLITE_LIMIT_LENGTH) > values.MAX_VALUE
+
+
+def test_what_compresses_very_well_is_no_bomb(store):
+    session = fresh(store)
+    state = {"zeros": bytes(3 << 20), "text": "a" * (3 << 20), "list": ["a" * 99] * 30_000}
+    session.save(state)
+    assert same(session.load(), state)

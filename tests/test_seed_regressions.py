@@ -1,0 +1,1219 @@
+"""What five earlier systems got wrong (SEEDS.md), row by row: none of it may happen here.
+
+Rows, or parts of rows, that are held elsewhere or come with a later capability:
+
+| Row | What                                                 | Where                                |
+|-----|------------------------------------------------------|--------------------------------------|
+| 2   | delete("*") deletes something                        | deletion                             |
+| 3   | cleaning up a session deletes its namesakes          | deletion                             |
+| 5   | delete removes one of two copies                     | deletion                             |
+| 6   | prune keeps the oldest                               | retention                            |
+| 12  | writes in place without fsync                        | tests/faults (power loss, kill, I/O) |
+| 17  | a stored path is trusted                             | importers: the engine stores none    |
+| 22  | EveryN fires for every event, at 0, with n = 0       | policies                             |
+| 25  | retention deletes labelled ones, leaves dangling     | retention                            |
+| 30  | settings that are never read                         | retention, policies                  |
+| 32  | a failed clean-up fails a save that is done          | retention                            |
+| 33  | deleting what is missing is Ok; emptied ones listed  | deletion                             |
+| 35  | no test kills the process and resumes                | runs; saves alone: tests/faults      |
+"""
+
+import datetime as dt
+import itertools
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast import fields, ids, lineage, model, writing
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.sqlite import SqliteBackend
+from holdfast.codec import rows
+from holdfast.errors import (
+    AmbiguousRevision,
+    CheckpointNotFound,
+    Corrupt,
+    HeadMoved,
+    HoldfastError,
+    KeyTaken,
+    NotFound,
+    SessionExists,
+    SessionNotFound,
+    Unavailable,
+    UnsupportedFormat,
+)
+from holdfast.model import ToolCall, Usage
+
+from .faults.clock import wall_clock
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 8
+
+
+class Home:
+    """A store in memory or in a file, and ways to damage it behind its back."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder = folder / "home"
+        self.folder.mkdir()
+        self.durable = kind == "sqlite"
+        self._opened: list[holdfast.Store] = []
+        self.store = self._open()
+
+    def _open(self) -> holdfast.Store:
+        url = self.path if self.durable else "memory:"
+        self._opened.append(holdfast.open(url, durability="normal"))
+        return self._opened[-1]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "store.db"
+
+    def another(self) -> holdfast.Store:
+        """As another process would open it; the same one if it is in memory."""
+        return self._open() if self.durable else self.store
+
+    def reopened(self) -> holdfast.Store:
+        if self.durable:
+            self.close()
+            self.store = self._open()
+        return self.store
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
+
+    def session(self, name: str = "s") -> holdfast.Session:
+        return self.store.session(name)
+
+    def filled(self, count: int = 5, name: str = "s", **more: Any) -> holdfast.Session:
+        session = self.session(name)
+        for i in range(count):
+            session.save({"i": i, "log": [f"{n} {TEXT}" for n in range(i + 1)]}, **more)
+        return session
+
+    # -- damage --------------------------------------------------------------------------------
+
+    def _sql(self, sql: str, *bindings: Any) -> None:
+        connection = apsw.Connection(str(self.path))
+        connection.execute(sql, bindings)
+        assert connection.changes() > 0, "nothing was damaged"
+        connection.close()
+
+    def _number(self, name: str) -> int:
+        with self.store.backend.reader() as reader:
+            found = reader.session(name.encode())
+            assert found is not None
+            return found[0]
+
+    def spoil_checkpoint(self, seq: int, body: bytes | None = b"torn", name: str = "s") -> None:
+        """Overwrite a record, or with None remove it."""
+        number = self._number(name)
+        if isinstance(self.store.backend, MemoryBackend):
+            held = self.store.backend._checkpoints[number]
+            id, _ = held.pop(seq)
+            if body is not None:
+                held[seq] = (id, body)
+        elif body is None:
+            self._sql("DELETE FROM checkpoints WHERE pos = ?", number << 32 | seq)
+        else:
+            self._sql("UPDATE checkpoints SET body = ? WHERE pos = ?", body, number << 32 | seq)
+
+    def spoil_head(self, body: bytes | None = b"", name: str = "s") -> None:
+        number = self._number(name)
+        if isinstance(self.store.backend, MemoryBackend):
+            del self.store.backend._heads[number]
+            if body is not None:
+                self.store.backend._heads[number] = body
+        elif body is None:
+            self._sql("DELETE FROM heads WHERE session = ?", number)
+        else:
+            self._sql("UPDATE heads SET body = ? WHERE session = ?", body, number)
+
+    def spoil_session(self, name: str = "s") -> None:
+        number = self._number(name)
+        if isinstance(self.store.backend, MemoryBackend):
+            self.store.backend._sessions[name.encode()] = (number, b"torn")
+        else:
+            self._sql("UPDATE sessions SET body = ? WHERE num = ?", b"torn", number)
+
+    def spoil_name(self, name: str = "s") -> None:
+        number = self._number(name)
+        if isinstance(self.store.backend, MemoryBackend):
+            held = self.store.backend._sessions
+            held[b"\xff"] = held.pop(name.encode())
+            self.store.backend._names[number] = b"\xff"
+        else:
+            self._sql("UPDATE sessions SET name = ? WHERE num = ?", b"\xff", number)
+
+    def spoil_marks(self, seq: int, name: str = "s") -> None:
+        number = self._number(name)
+        if isinstance(self.store.backend, MemoryBackend):
+            held = self.store.backend._marks[number]
+            held.update({mark: b"torn" for mark in held if mark[0] == seq})
+        else:
+            self._sql("UPDATE marks SET body = ? WHERE pos = ?", b"torn", number << 32 | seq)
+
+    def spoil_newest_item(self) -> None:
+        if isinstance(self.store.backend, MemoryBackend):
+            stream = max(self.store.backend._streams)
+            held = self.store.backend._streams[stream]
+            held[max(held)] = b"torn"
+        else:
+            self._sql("UPDATE items SET body = ? WHERE pos = (SELECT max(pos) FROM items)", b"torn")
+
+    @contextmanager
+    def failing(self, table: str = "heads") -> Iterator[None]:
+        """Let writing to one part of the store fail."""
+        backend = self.store.backend
+        if isinstance(backend, SqliteBackend):
+            writer = backend._writing()
+            for verb in ("INSERT", "UPDATE"):
+                writer.execute(
+                    f"CREATE TEMP TRIGGER fail_{verb} BEFORE {verb} ON {table} "
+                    "BEGIN SELECT RAISE(ABORT, 'injected'); END"
+                )
+            try:
+                yield
+            finally:
+                writer.execute("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "_apply", _fail)
+                yield
+
+
+def _fail(*args: Any) -> Any:
+    raise Unavailable("injected")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def home(request, tmp_path):
+    home = Home(request.param, tmp_path)
+    yield home
+    home.close()
+
+
+def seqs(checkpoints: Any) -> list[int]:
+    return [checkpoint.seq for checkpoint in checkpoints]
+
+
+# -- ids are only ever names ---------------------------------------------------------------------
+
+NFC, NFD = (unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD"))
+HOSTILE = [
+    "../x", "../../x", "/etc/passwd", "C:\\x", "..", ".", "~", "a/b", "a\\b", "*", "?", "[", "[a-z]",
+    "%", "_", "a", "a_b", "b", "ab", "A", "latest", "s_latest", "s", "s1", "s1_2", "\0", "a\0b", "a\0",
+    " ", " s", "s ", "\n", "\t", "😀", NFC, NFD, "\ud800", "\udfff\ud800", "@", "@~1", "label:x",
+    "tag:x", "key:x", "step:1", "null", "None", "0", "1", "-1", "1e5", "'; DROP TABLE heads; --", "\"",
+    "$(touch x)", "`x`", "{}", "${HOME}", "con", "nul.txt", "x" * 10_000, "x" * 9_999, "é" * 5_000,
+    "store.db", "store.db-wal", "\u202e", "\ufeff", "\x7f", "ﬁ", "fi", "ß", "ss",
+]  # fmt: skip
+
+
+def tree_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_hostile_session_ids(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside = tree_of(tmp_path) - {f"home/{name}" for name in os.listdir(home.folder)}
+    for n, name in enumerate(HOSTILE):
+        home.session(name).save({"name": name, "log": [TEXT] * 9}, label=f"first of {n}")
+        home.session(name).append("log", n)
+    store = home.reopened()
+    assert sorted(info.name for info in store.sessions()) == sorted(HOSTILE)
+    for n, name in enumerate(HOSTILE):
+        session = store.session(name)
+        assert session.exists()
+        assert len(session) == 2
+        assert session.load() == {"name": name, "log": [*[TEXT] * 9, n]}
+        assert session.load(f"first of {n}")["name"] == name
+        assert [c.session for c in session.history()] == [name, name]
+        assert session.verify().ok
+        with pytest.raises(NotFound):
+            session.get(f"first of {n + 1}")
+    for name in ("x", "S", "LATEST", "../", "**", "  ", "a_", "x" * 9_998, "\ud801", "\0\0"):
+        assert not store.session(name).exists()
+    assert store.verify().ok
+    found = tree_of(tmp_path) - {f"home/{name}" for name in os.listdir(home.folder)}
+    assert found == outside
+    assert {name.removeprefix("store.db") for name in os.listdir(home.folder)} <= {
+        "", "-wal", "-shm",
+    }  # fmt: skip
+
+
+def test_hostile_session_ids_to_fork_and_rewind(home):
+    home.filled(2, "origin")
+    for name in HOSTILE:
+        fork = home.session("origin").fork(name)
+        fork.save({"mine": name})
+        fork.rewind("@~1")
+        assert [c.session for c in fork.history()] == [name, "origin", "origin"]
+        assert fork.head.parent_session == "origin"
+    assert len(home.session("origin")) == 2
+    assert home.reopened().verify().ok
+
+
+def test_hostile_labels_tags_and_keys(home):
+    session = home.session()
+    for n, text in enumerate(HOSTILE):
+        session.save({"n": n}, label=text, tags=[text, "all"], key=text, trigger=text, hint=text)
+    session = home.reopened().session("s")
+    for n, text in enumerate(HOSTILE):
+        for kind in ("label", "tag", "key"):
+            checkpoint = session.get(f"{kind}:{text}")
+            assert session.load(checkpoint) == {"n": n}
+        assert (checkpoint.label, checkpoint.tags) == (text, tuple(sorted([text, "all"]))) or (
+            set(checkpoint.tags) == {text, "all"}
+        )
+        assert (checkpoint.key, checkpoint.trigger, checkpoint.hint) == (text, text, text)
+    assert session.verify().ok
+
+
+@pytest.mark.parametrize("name", ["", None, 5, b"s", ["s"]])
+def test_what_is_no_name_is_refused(home, name):
+    with pytest.raises(holdfast.InvalidRequest):
+        home.session(name)
+
+
+def test_row01_ids_are_no_paths(home, tmp_path):
+    before = tree_of(tmp_path) - tree_of(home.folder)
+    for name in ("../x", "../../x", str(tmp_path / "escaped"), "a/../../b"):
+        home.session(name).save({"from": name})
+        assert home.reopened().session(name).load() == {"from": name}
+    kept = {f"home/{name}" for name in tree_of(home.folder)}
+    assert tree_of(tmp_path) - kept == before - kept
+
+
+def test_row02_ids_are_no_globs(home):
+    home.filled(1, "a_b")
+    home.filled(1, "abc")
+    for pattern in ("b", "*", "?", "a*", "a?b", "%", "a%", "_bc", "[a]_b"):
+        assert not home.session(pattern).exists()
+        with pytest.raises(SessionNotFound):
+            home.session(pattern).load()
+    for revision in ("*", "?", "%", "[0-9]*"):
+        with pytest.raises(NotFound):
+            home.session("abc").load(revision)
+
+
+def test_row02_brackets_can_be_found_again(home):
+    for name in ("[", "]", "[a", "[!a]", "{a,b}"):
+        home.session(name).save({"name": name})
+        assert home.reopened().session(name).load() == {"name": name}
+        assert name in [info.name for info in home.store.sessions()]
+
+
+def test_row03_prefix_list(home):
+    home.filled(2, "sess1")
+    home.filled(3, "sess1_2")
+    assert [(i.name, i.checkpoints) for i in home.store.sessions()] == [
+        ("sess1", 2),
+        ("sess1_2", 3),
+    ]
+    assert {c.session for c in home.session("sess1").tree()} == {"sess1"}
+    assert len(list(home.session("sess1").history())) == 2
+    assert not home.session("sess").exists()
+
+
+def test_row04_latest_in_an_id(home):
+    names = ["latest", "s_latest", "latest.json", "s"]
+    for name in names:
+        home.filled(2, name)
+    store = home.reopened()
+    assert sorted(info.name for info in store.sessions()) == sorted(names)
+    for name in names:
+        assert seqs(store.session(name).tree()) == [1, 2]
+
+
+def test_row05_the_same_state_twice(home):
+    session = home.session()
+    first, second = session.save({"i": 1}), session.save({"i": 1})
+    assert first.id != second.id
+    assert session.head == second
+    assert second.parent == first.id
+    assert seqs(session.tree()) == [1, 2]
+
+
+def test_row05_the_same_id_twice(home):
+    session = home.session()
+    session.save({"i": 1}, key="external")
+    with pytest.raises(KeyTaken):
+        session.save({"i": 2}, key="external")
+    assert len(session) == 1
+    assert home.reopened().session("s").load("key:external") == {"i": 1}
+    session = home.session()
+    session.save({"i": 3}, key="other")
+    assert session.load("key:external") == {"i": 1}
+    assert session.load("key:other") == session.load() == {"i": 3}
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def test_row06_fast_saves(home):
+    """Ten saves within one tick of a clock that only knows seconds."""
+    with wall_clock(math.floor):
+        session = home.filled(10)
+    for session in (session, home.reopened().session("s")):
+        assert session.load()["i"] == 9
+        assert seqs(session.history()) == list(range(10, 0, -1))
+        assert [session.load(f"@~{n}")["i"] for n in range(10)] == list(range(9, -1, -1))
+
+
+def test_row07_clock_set_back(home):
+    saved = [home.session().save({"i": 0})]
+    for i, days in enumerate((400, 0, 4000, 1), start=1):
+        with wall_clock(lambda now, days=days: now - days * 86400):
+            saved.append(home.reopened().session("s").save({"i": i}))
+    session = home.session()
+    assert session.load() == {"i": 4}
+    assert list(session.history()) == saved[::-1]
+    assert [c.id for c in saved] == sorted(c.id for c in saved)
+    assert [c.created_at for c in saved] == sorted(c.created_at for c in saved)
+    assert seqs(saved) == [1, 2, 3, 4, 5]
+
+
+def test_row07_file_times(home):
+    home.filled(3)
+    for path in home.folder.iterdir():
+        os.utime(path, (0, 0))
+    assert home.reopened().session("s").load()["i"] == 2
+
+
+def test_row13_a_late_save_does_not_move_the_head_back(home):
+    home.filled(2)
+    late, early = home.session(), home.another().session("s")
+    newest = early.save({"i": "newest"})
+    with pytest.raises(HeadMoved) as caught:
+        late.save({"i": "late"})
+    assert caught.value.actual == newest.id
+    assert caught.value.expected == newest.parent
+    assert home.reopened().session("s").load() == {"i": "newest"}
+
+
+def test_row13_the_same_step_does_not_overwrite(home):
+    session = home.filled(3)
+    old = session.head
+    sibling = session.save({"i": "again"}, parent="@~1")
+    assert sibling.step == old.step
+    assert sibling.seq == 4
+    session = home.reopened().session("s")
+    assert session.load() == {"i": "again"}
+    assert session.load(old)["i"] == 2
+    assert [c.step for c in session.tree()] == [1, 2, 3, 3]
+
+
+def test_row19_created_at(home):
+    before = dt.datetime.now(dt.UTC)
+    saved = home.session().save({"i": 1})
+    after = dt.datetime.now(dt.UTC)
+    assert before <= saved.created_at <= after
+    session = home.reopened().session("s")
+    for found in (session.head, session.get(saved.id), *session.history(), *session.tree()):
+        assert found.created_at == saved.created_at
+        assert found.created_at.tzinfo is dt.UTC
+    with wall_clock(lambda now: 1_700_000_000.123457):
+        assert home.session("exact").save(1).created_at.microsecond == 123457
+    assert home.session("exact").head.created_at.microsecond == 123457
+
+
+def test_row23_steps_after_a_restart(home):
+    steps = []
+    for i in range(4):
+        session = home.reopened().session("s")
+        steps += [session.save({"i": i}).step, session.append("log", i).step]
+        assert session.step == steps[-1]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"torn", b"", None], ids=["torn", "empty", "missing"])
+def test_row08_the_one_before_a_damaged_one(home, body):
+    home.filled(4)
+    home.spoil_checkpoint(4, body)
+    session = home.reopened().session("s")
+    with pytest.raises(Corrupt):
+        session.load()
+    with pytest.raises(Corrupt):
+        session.save({"i": "never on something unread"})
+    assert session.load("@~1")["i"] == 2
+    assert [c.seq for c in session.history() if not c.damaged] == [3, 2, 1]
+    session.rewind("@~1")
+    assert session.save({"i": "goes on"}).step == 4
+    assert home.reopened().session("s").load() == {"i": "goes on"}
+
+
+def test_row08_the_one_before_damaged_data(home):
+    home.filled(4)
+    home.spoil_newest_item()
+    session = home.reopened().session("s")
+    with pytest.raises(Corrupt, match="item"):
+        session.load()
+    assert session.load("@~3")["i"] == 0
+    report = session.verify()
+    assert 0 < report.loadable < report.checkpoints == 4
+
+
+@pytest.mark.parametrize("body", [b"torn", None], ids=["torn", "missing"])
+def test_row10_damaged_checkpoints_stay_listed(home, body):
+    home.filled(5, tags=["kept"])
+    home.spoil_checkpoint(2, body)
+    session = home.reopened().session("s")
+    assert seqs(session.tree()) == [1, 2, 3, 4, 5]
+    assert seqs(session.history()) == [5, 4, 3, 2, 1]
+    assert [c.seq for c in session.tree() if c.damaged] == [2]
+    assert [c.seq for c in session.history() if c.damaged] == [2]
+    assert len(session) == 5
+    problems = session.verify().problems
+    assert any("2" in problem.what and not problem.loads for problem in problems)
+
+
+def test_row10_a_damaged_mark_hides_nothing(home):
+    home.filled(4, label="label", tags=["tag"])
+    home.spoil_marks(2)
+    session = home.reopened().session("s")
+    assert seqs(session.tree()) == [1, 2, 3, 4]
+    assert seqs(session.history()) == [4, 3, 2, 1]
+    assert session.load("@~2")["i"] == 1
+    assert [c.label for c in session.history() if c.seq != 2] == ["label"] * 3
+    assert session.get("tag:tag").seq == 4
+    assert not session.verify().ok
+
+
+SPOILS: dict[str, Callable[[Home], None]] = {
+    "record": lambda home: home.spoil_checkpoint(2),
+    "newest record": lambda home: home.spoil_checkpoint(3),
+    "missing record": lambda home: home.spoil_checkpoint(3, None),
+    "head": lambda home: home.spoil_head(),
+    "missing head": lambda home: home.spoil_head(None),
+    "session": lambda home: home.spoil_session(),
+    "name": lambda home: home.spoil_name(),
+    "mark": lambda home: home.spoil_marks(3),
+    "item": lambda home: home.spoil_newest_item(),
+}
+
+
+@pytest.mark.parametrize("what", SPOILS)
+def test_row11_neighbours_are_unaffected(home, what):
+    for name in ("a", "t", "z"):
+        home.filled(3, name)
+    home.filled(3, "s", label="label")
+    SPOILS[what](home)
+    store = home.reopened()
+    listed = [info.name for info in store.sessions()]
+    assert len(listed) == 4
+    assert {"a", "t", "z"} < set(listed)
+    for name in ("a", "t", "z"):
+        session = store.session(name)
+        assert session.load()["i"] == 2
+        assert session.save({"i": 3}).step == 4
+        assert session.verify().ok
+    report = store.verify()
+    assert not report.ok
+    assert report.loadable >= 12
+
+
+@pytest.mark.parametrize("what", [k for k in SPOILS if k not in ("name", "record")])
+def test_row11_the_rest_of_a_damaged_session_loads(home, what):
+    ids = [c.id for c in home.filled(3, label="label").tree()]
+    SPOILS[what](home)
+    session = home.reopened().session("s")
+    assert session.exists()
+    assert seqs(session.tree()) == [1, 2, 3]
+    assert session.load(ids[0])["i"] == 0
+    assert session.load(ids[0][:20])["i"] == 0
+
+
+def test_row11_foreign_files(home, tmp_path):
+    home.filled(1)
+    for content in (b"", b"not a database", b"SQLite format 3\0" + bytes(5000)):
+        foreign = tmp_path / "foreign.db"
+        foreign.write_bytes(content)
+        with pytest.raises((Corrupt, UnsupportedFormat)):
+            holdfast.open(foreign)
+        assert foreign.read_bytes() == content
+    for name in (".store.db.0a1b.new", "store.json", "s_latest.json", "index.json"):
+        (home.folder / name).write_text("{")
+    assert home.reopened().session("s").load()["i"] == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"torn", None], ids=["empty", "torn", "missing"])
+def test_row12_an_empty_pointer(home, body):
+    """What the head said is gone, what the checkpoints hold is not, and nobody claims otherwise."""
+    saved = list(home.filled(3).tree())
+    home.spoil_head(body)
+    session = home.reopened().session("s")
+    with pytest.raises(Corrupt):
+        session.load()
+    with pytest.raises(Corrupt):
+        session.save({"i": "never as a new beginning"})
+    for n, checkpoint in enumerate(saved):
+        assert session.load(checkpoint.id)["i"] == n
+    assert list(session.tree()) == saved
+    assert home.store.get(saved[0].id) == saved[0]
+    assert not home.store.verify().ok
+
+
+def test_row14_a_dangling_pointer(home):
+    """Damage reads as damage, never as "nothing there"."""
+    home.filled(2)
+    home.spoil_checkpoint(2, None)
+    (info,) = home.reopened().sessions()
+    assert info.damaged
+    session = home.session()
+    assert session.exists()
+    assert len(session) == 2
+    with pytest.raises(Corrupt):
+        session.load()
+    with pytest.raises(Corrupt):
+        session.head  # noqa: B018
+    assert session.load("@~1")["i"] == 0
+
+
+def test_row15_a_torn_index(tmp_path):
+    """The index of ids is in ruins: what does not need it works, and verify tells."""
+    home = Home("sqlite", tmp_path)
+    home.filled(3)
+    home.close()
+    connection = apsw.Connection(str(home.path))
+    page, size = (
+        connection.execute(sql).get
+        for sql in (
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_checkpoints_1'",
+            "PRAGMA page_size",
+        )
+    )
+    connection.close()
+    with open(home.path, "r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+    with holdfast.open(home.path) as store:
+        assert [info.name for info in store.sessions()] == ["s"]
+        session = store.session("s")
+        assert session.load()["i"] == 2
+        assert seqs(session.history()) == [3, 2, 1]
+        assert not store.verify().ok
+        with pytest.raises(Corrupt):
+            session.save({"i": 3})
+        assert session.load()["i"] == 2
+
+
+# -- failures are told ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["heads", "checkpoints", "items", "marks", "keys", "blobs"])
+def test_row09_no_save_is_acknowledged_in_part(home, table):
+    session = home.filled(2)
+    state = {"i": 2, "log": [TEXT] * 9, "big": TEXT * 99}
+    fields: dict[str, Any] = {"label": "l", "key": "k"}
+    with home.failing(table), pytest.raises(HoldfastError):
+        session.save(state, **fields)
+    for again in (session, home.another().session("s")):
+        assert again.load()["i"] == 1
+        assert len(again) == 2
+        assert again.verify().ok
+        with pytest.raises(NotFound):
+            again.get("label:l")
+    assert session.save(state, **fields).step == 3
+    assert home.reopened().session("s").load("key:k") == state
+
+
+def test_row09_a_failed_rewind_is_an_error(home):
+    session = home.filled(2)
+    with home.failing(), pytest.raises(HoldfastError):
+        session.rewind("@~1")
+    assert session.load()["i"] == 1
+    assert session.ops() == []
+
+
+def test_row31_an_error_while_finding_the_parent(home, monkeypatch):
+    home.filled(2)
+    stale = home.session()
+    home.another().session("s").save({"i": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(home.store.backend, "reader", _fail)
+        with pytest.raises(Unavailable):
+            home.session()
+        with pytest.raises(Unavailable):
+            stale.save({"i": "a root?"})
+    with pytest.raises(HeadMoved):
+        stale.save({"i": "a root?"})
+    session = home.session()
+    assert [c.parent is None for c in session.tree()] == [True, False, False]
+    assert session.save({"i": 3}).parent == next(session.history("@~1")).id
+
+
+def test_row33_what_is_missing_is_an_error(home):
+    session = home.session("none")
+    assert session.head is None
+    assert list(session.history()) == list(session.tree()) == []
+    for call in (session.load, lambda: session.rewind("@"), lambda: session.fork("x")):
+        with pytest.raises(SessionNotFound):
+            call()
+    assert not session.exists()
+    assert list(home.store.sessions()) == []
+    session = home.filled(2)
+    for revision in ("label:no", "tag:no", "key:no", "step:9", "@~2", "no", "0" * 24):
+        with pytest.raises(CheckpointNotFound):
+            session.load(revision)
+    with pytest.raises(CheckpointNotFound):
+        home.store.get("zzzz")
+    with pytest.raises(AmbiguousRevision):
+        session.get(os.path.commonprefix([c.id for c in session.tree()]))
+
+
+def test_row33_a_repeated_label_means_the_newest(home):
+    session = home.session()
+    for i in range(4):
+        session.save({"i": i}, label="plan", tags=["t"])
+    session.save({"i": "none"})
+    session = home.reopened().session("s")
+    for revision in ("plan", "label:plan", "tag:t"):
+        assert session.load(revision) == {"i": 3}
+    session.rewind("@~3")
+    assert session.load("plan") == {"i": 1}
+
+
+# -- many writers --------------------------------------------------------------------------------
+
+
+def race(home: Home, writers: int, saves: int) -> list[str]:
+    """Threads with a handle each, all on one session and let go at once; the ids acknowledged."""
+    stores = [home.store, home.another()]
+    barrier = threading.Barrier(writers)
+    won: list[str] = []
+
+    def write(n: int) -> None:
+        session = stores[n % 2].session("s")
+        barrier.wait()
+        done = 0
+        while done < saves:
+            try:
+                won.append(session.save({"by": n, "i": done, "log": [TEXT] * 5}).id)
+                done += 1
+            except HeadMoved:
+                session.refresh()
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+def test_row24_concurrent_saves_are_one_line(home):
+    won = race(home, writers=8, saves=6)
+    session = home.reopened().session("s")
+    history = list(session.history())
+    assert len(won) == 48
+    assert {c.id for c in history} == set(won)
+    assert [c.step for c in history] == list(range(48, 0, -1))
+    assert [c.parent for c in history[:-1]] == [c.id for c in history[1:]]
+    assert [c.id for c in session.tree() if c.parent is None] == [history[-1].id]
+    for n in range(8):
+        mine = [s["i"] for s in map(session.load, history[::-1]) if s["by"] == n]
+        assert mine == list(range(6))
+    assert session.verify().ok
+
+
+def test_row24_a_first_save_wins_once(home):
+    handles = [home.session() for _ in range(4)] + [home.another().session("s") for _ in range(4)]
+    assert [handle.save({"i": n}).step for n, handle in enumerate(handles[:1])] == [1]
+    for handle in handles[1:]:
+        with pytest.raises(HeadMoved):
+            handle.save({"i": "another root"})
+    assert len(home.session()) == 1
+    assert len(list(home.store.sessions())) == 1
+
+
+WRITER = """
+import sys, holdfast
+with holdfast.open(sys.argv[1], durability="normal") as store:
+    mine, shared = store.session(sys.argv[2]), store.session("shared")
+    for i in range(int(sys.argv[3])):
+        mine.append("log", i)
+        while True:
+            try:
+                shared.append("log", [sys.argv[2], i])
+                break
+            except holdfast.HeadMoved:
+                shared.refresh()
+"""
+
+
+def test_row16_two_processes_erase_nothing(tmp_path):
+    home = Home("sqlite", tmp_path)
+    home.session("before").save({"log": ["kept"]})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(home.path), name, "30"], env=environment
+        )
+        for name in ("p", "q")
+    ]
+    kept = home.session("r")
+    for i in range(30):
+        kept.append("log", i)
+    assert [child.wait(60) for child in children] == [0, 0]
+    store = home.reopened()
+    for name in ("p", "q", "r"):
+        assert store.session(name).load() == {"log": list(range(30))}
+    log = store.session("shared").load()["log"]
+    assert [i for name, i in log if name == "p"] == list(range(30))
+    assert [i for name, i in log if name == "q"] == list(range(30))
+    assert len(store.session("shared")) == 60
+    assert store.session("before").load() == {"log": ["kept"]}
+    assert store.verify().ok
+    home.close()
+
+
+def test_row21_another_agent_takes_nothing(home):
+    one = home.store.session("one", agent="planner")
+    two = home.store.session("two", agent="coder")
+    first = one.save({"of": "one"}, key="id-1", label="l")
+    two.save({"of": "two"}, key="id-1", label="l")
+    assert one.load("key:id-1") == one.load("l") == {"of": "one"}
+    assert two.load("key:id-1") == two.load("l") == {"of": "two"}
+    home.store.session("one", agent="coder").save({"of": "one, by another"})
+    session = home.reopened().session("one")
+    assert session.get(first.id).agent == "planner"
+    assert session.head.agent == "coder"
+    assert [i.name for i in home.store.sessions(agent="planner")] == ["one"]
+    with pytest.raises(NotFound):
+        two.load(first.id)
+
+
+# -- trees ---------------------------------------------------------------------------------------
+
+
+def test_row26_rewind_keeps_the_future(home):
+    session = home.filled(5)
+    future = list(session.history())
+    before = len(session)
+    target = session.rewind("@~3")
+    assert target == future[3]
+    session = home.reopened().session("s")
+    assert session.head == target
+    assert len(session) == before
+    assert seqs(session.tree()) == [1, 2, 3, 4, 5]
+    for checkpoint in future:
+        assert session.load(checkpoint)["i"] == checkpoint.seq - 1
+    assert [op.kind for op in session.ops()] == ["rewind"]
+    branch = session.save({"i": "branch"})
+    assert branch.parent == target.id
+    assert seqs(session.history()) == [6, 2, 1]
+    session.rewind(future[0])
+    assert home.reopened().session("s").load()["i"] == 4
+    assert home.store.verify().ok
+
+
+def test_row27_a_fork_knows_its_origin(home):
+    origin = home.filled(3)
+    fork = origin.fork("fork", at="@~1")
+    assert fork.head.parent == origin.get("@~1").id
+    assert fork.head.parent_session == "s"
+    fork.append("log", "mine")
+    fork = home.reopened().session("fork")
+    assert [c.session for c in fork.history()] == ["fork", "fork", "s", "s"]
+    assert fork.load()["log"][-1] == "mine"
+    assert fork.load("@~2")["i"] == 1
+    assert [c.step for c in fork.history()] == [4, 3, 2, 1]
+    assert len(home.session()) == 3
+    assert home.session().load()["i"] == 2
+
+
+def test_row27_a_fork_onto_another_is_refused(home):
+    origin, taken = home.filled(3), home.filled(2, "taken")
+    for _ in range(2):
+        with pytest.raises(SessionExists):
+            origin.fork("taken")
+    with pytest.raises(SessionExists):
+        origin.fork("s")
+    assert len(taken) == 2
+    assert taken.load()["i"] == 1
+    origin.fork("new")
+    with pytest.raises(SessionExists):
+        home.another().session("s").fork("new")
+    assert len(home.session("new")) == 1
+
+
+def test_row27_one_of_two_forks_at_once(home):
+    home.filled(2)
+    barrier = threading.Barrier(4)
+    outcomes: list[str] = []
+
+    def fork(store: holdfast.Store) -> None:
+        session = store.session("s")
+        barrier.wait()
+        try:
+            session.fork("wanted")
+            outcomes.append("made")
+        except SessionExists:
+            outcomes.append("refused")
+
+    stores = [home.store, home.another()] * 2
+    threads = [threading.Thread(target=fork, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["made", "refused", "refused", "refused"]
+    assert len(home.session("wanted")) == 1
+
+
+# -- nothing is dropped on the way ---------------------------------------------------------------
+
+FIELDS: dict[str, Any] = {
+    "label": "plan ready", "tags": ("a", "b"), "trigger": "manual", "status": "failed",
+    "reason": "no answer", "usage": Usage(1200, 0.01), "hint": "ask again", "meta": {"user": "u1"},
+    "pending": (ToolCall("c1", "search", {"q": [1]}, {"m": 1}),),
+}  # fmt: skip
+
+
+def test_row28_every_field_is_kept(home):
+    session = home.session()
+    writes: list[Callable[..., Any]] = [
+        lambda **f: session.save({"log": [1]}, **f),
+        lambda **f: session.append("log", 2, **f),
+        lambda **f: session.patch(set={"x": 1}, **f),
+        lambda **f: session.save({"x": 2}, parent="@~1", **f),
+    ]
+    saved = [write(**FIELDS, key=f"key {n}") for n, write in enumerate(writes)]
+    session = home.reopened().session("s")
+    for n, checkpoint in enumerate(saved):
+        for found in (checkpoint, session.get(checkpoint.id), home.store.get(checkpoint.id)):
+            assert {name: getattr(found, name) for name in FIELDS} == FIELDS
+            assert found.key == f"key {n}"
+
+
+def test_row18_setting_one_thing_keeps_the_others(home):
+    session = home.session()
+    saved = session.save({"i": 1}, **FIELDS)
+    session.tag(saved, "c")
+    session.label(saved, "renamed")
+    session.tag(saved, "d")
+    found = home.reopened().session("s").head
+    expected = FIELDS | {"label": "renamed", "tags": ("a", "b", "c", "d")}
+    assert {name: getattr(found, name) for name in FIELDS} == expected
+    assert found.hash == saved.hash
+    assert home.store.verify().ok
+
+
+def test_row18_compression_compresses(home):
+    session = home.session()
+    saved = session.save({"text": TEXT * 500, "log": [{"n": n, "text": TEXT} for n in range(300)]})
+    assert saved.size > 250_000
+    assert saved.added < saved.size / 10
+    if home.durable:
+        home.reopened()
+        assert sum(path.stat().st_size for path in home.folder.iterdir()) < saved.size / 2
+
+
+def test_row29_nan(home):
+    state = {
+        "loss": math.nan,
+        "worst": math.inf,
+        "best": -math.inf,
+        "zero": -0.0,
+        "log": [math.nan],
+    }
+    home.session().save(state)
+    home.session().append("log", math.nan)
+    found = home.reopened().session("s").load()
+    assert math.isnan(found["loss"])
+    assert all(math.isnan(x) for x in found["log"])
+    assert (found["worst"], found["best"]) == (math.inf, -math.inf)
+    assert math.copysign(1, found["zero"]) == -1
+    assert home.session().save(state | {"log": [math.nan] * 2}).added < 500
+
+
+def test_row34_a_step_costs_what_changed(home):
+    """Full-state saves of a conversation: the second half costs what the first did."""
+    session = home.session()
+    costs = []
+    log: list[dict[str, Any]] = []
+    for n in range(160):
+        log.append({"role": "user", "n": n, "content": f"{n * 7919} {TEXT[n % 40 :]}"})
+        costs.append(session.save({"log": log, "n": n}).added)
+    raw = session.head.size
+    assert sum(costs) < 2 * raw
+    assert sum(costs[80:]) < 1.3 * sum(costs[:80])
+    if home.durable:
+        home.reopened()
+        assert home.path.stat().st_size < 3 * raw  # at every step in full it would be 80 times raw
+    assert home.session().load()["log"] == log
+
+
+# -- one meaning everywhere ----------------------------------------------------------------------
+
+
+def transcript(home: Home) -> list[Any]:
+    """A day in the life of a store, in words that do not depend on ids or times."""
+    session = home.filled(3, label="l", tags=["t"])
+    said: list[Any] = []
+    names: dict[str | None, Any] = {None: None}
+
+    def tell(name: str) -> None:
+        session = home.session(name)
+        for c in session.tree():
+            names.setdefault(c.id, (c.session, c.seq))
+        said.append([
+            (c.seq, c.step, c.operation, names[c.parent], c.label, c.tags, c.size, c.state_hash)
+            for c in (*session.tree(), *session.history())
+        ])  # fmt: skip
+        said.append((session.step, len(session), session.exists(), session.load()))
+
+    def attempt(call: Callable[[], Any]) -> None:
+        try:
+            call()
+            said.append("done")
+        except HoldfastError as e:
+            said.append(type(e).__name__)
+
+    tell("s")
+    stale = home.session()
+    session.append("log", *range(100))
+    attempt(lambda: stale.save({}))
+    attempt(lambda: session.save({"k": 1}, key="k"))
+    attempt(lambda: session.save({"k": 2}, key="k"))
+    session.rewind("l")
+    attempt(lambda: session.save({"k": 3}, parent="@~1", label="l"))
+    tell("s")
+    fork = session.fork("f")
+    attempt(lambda: session.fork("f"))
+    fork.patch(set={"a": {"b": TEXT}}, append={"log": [1]})
+    tell("f")
+    for revision in ("@", "@~1", "l", "tag:t", "key:k", "step:2", "@~99", "", "label:no", "zz"):
+        attempt(lambda revision=revision: said.append(session.load(revision)))
+    said.extend((i.name, i.checkpoints, i.agent) for i in home.reopened().sessions())
+    tell("s")
+    tell("f")
+    return said
+
+
+def test_row20_one_meaning_of_everything(tmp_path):
+    told = {}
+    for kind in ("memory", "sqlite"):
+        (tmp_path / kind).mkdir()
+        home = Home(kind, tmp_path / kind)
+        told[kind] = transcript(home)
+        home.close()
+    assert told["memory"] == told["sqlite"]
+    assert len(told["memory"]) > 30
+
+
+# -- tests that can fail -------------------------------------------------------------------------
+# Each protection switched off, and the test that must notice.
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_compare_and_swap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryBackend, "commit", lambda self, change: self._apply(change, change.session))
+
+
+def ids_by_prefix(patch: pytest.MonkeyPatch) -> None:
+    def session(self: Any, name: bytes) -> Any:
+        return next((v for k, v in sorted(self._sessions.items()) if k.startswith(name)), None)
+
+    patch.setattr(MemoryBackend, "session", session)
+
+
+def ids_by_part(patch: pytest.MonkeyPatch) -> None:
+    def session(self: Any, name: bytes) -> Any:
+        return next((v for k, v in sorted(self._sessions.items()) if name in k), None)
+
+    patch.setattr(MemoryBackend, "session", session)
+
+
+def lists_without_latest(patch: pytest.MonkeyPatch) -> None:
+    real = MemoryBackend.sessions
+
+    def sessions(self: Any, after: bytes | None, limit: int) -> Any:
+        return [row for row in real(self, after, limit) if b"latest" not in row[1]]
+
+    patch.setattr(MemoryBackend, "sessions", sessions)
+
+
+def keys_can_be_taken(patch: pytest.MonkeyPatch) -> None:
+    class Free(dict):
+        def __contains__(self, key: object) -> bool:
+            return False
+
+    real = MemoryBackend.__init__
+
+    def init(self: Any) -> None:
+        real(self)
+        self._keys = Free()
+
+    patch.setattr(MemoryBackend, "__init__", init)
+
+
+def ids_by_the_clock(patch: pytest.MonkeyPatch) -> None:
+    real = ids.new_id
+    patch.setattr(ids, "new_id", lambda parent=None: real())
+
+
+def order_by_id(patch: pytest.MonkeyPatch) -> None:
+    def newest(reader: Any, place: Any, record: Any) -> Any:
+        older = [
+            (c, s) for s, (c, _) in reader._checkpoints[place.session].items() if c < record.id
+        ]
+        return lineage.Place(place.session, max(older)[1]) if older else None
+
+    ids_by_the_clock(patch)
+    patch.setattr(lineage, "parent_of", newest)
+
+
+def no_digests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rows, "xxh3_64_digest", lambda body, seed: b"any")
+    patch.setattr(rows, "seal", lambda kind, at, payload, flags=0, level=0: b"any-size" + payload)
+    patch.setattr(rows, "unseal", lambda kind, at, row, what: (0, row[8:]))
+
+
+def damaged_ones_vanish(patch: pytest.MonkeyPatch) -> None:
+    real = lineage.listing
+
+    def listing(*args: Any) -> Any:
+        return [c for c in real(*args) if not c.damaged]
+
+    patch.setattr(lineage, "listing", listing)
+
+
+def errors_are_swallowed(patch: pytest.MonkeyPatch) -> None:
+    real = MemoryBackend.commit
+
+    def commit(self: Any, change: Any) -> None:
+        try:
+            real(self, change)
+        except Unavailable:
+            pass
+
+    patch.setattr(MemoryBackend, "commit", commit)
+
+
+def steps_in_memory(patch: pytest.MonkeyPatch) -> None:
+    real = writing.Tip.read
+    patch.setattr(writing.Tip, "read", lambda *args: real(*args)._replace(step=0))
+
+
+def time_in_seconds(patch: pytest.MonkeyPatch) -> None:
+    real = time.time_ns
+    patch.setattr(writing.time, "time_ns", lambda: real() // 10**9 * 10**9)  # type: ignore[attr-defined]
+
+
+def rewind_destroys(patch: pytest.MonkeyPatch) -> None:
+    real = holdfast.Session.rewind
+
+    def rewind(self: Any, revision: Any) -> Any:
+        target = real(self, revision)
+        held = self._store.backend._checkpoints[self._writer.number]
+        for seq in [seq for seq in held if seq > target.seq]:
+            del held[seq]
+        return target
+
+    patch.setattr(holdfast.Session, "rewind", rewind)
+
+
+def fork_without_origin(patch: pytest.MonkeyPatch) -> None:
+    real = writing.Writer.fork
+    patch.setattr(writing.Writer, "fork", lambda self, tip, extra: real(self, tip, {}))
+
+
+def fields_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    real = fields.check
+
+    def check(given: Any) -> Any:
+        label, _, extra = real(given)
+        extra.pop("meta", None)
+        return label, (), extra
+
+    patch.setattr(fields, "check", check)
+
+
+def oldest_label(patch: pytest.MonkeyPatch) -> None:
+    real = lineage.Resolver._line
+    patch.setattr(lineage.Resolver, "_line", lambda self: reversed(list(real(self))))
+
+
+def everything_again(patch: pytest.MonkeyPatch) -> None:
+    real = writing.lay_out if hasattr(writing, "lay_out") else None
+    assert real is None
+    session = sys.modules["holdfast.session"]
+    lay_out = session.lay_out
+    patch.setattr(session, "lay_out", lambda state, old, out: lay_out(state, None, out))
+
+
+def no_compression(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rows, "_COMPRESS_FROM", 1 << 40)
+
+
+def another_error(patch: pytest.MonkeyPatch) -> None:
+    """Memory alone lets a stale handle save."""
+    no_compare_and_swap(patch)
+
+
+def immutable_marks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(model.Checkpoint, "tags", property(lambda self: ()), raising=False)
+
+
+MUTANTS: list[tuple[Mutant, Callable[..., None]]] = [
+    (ids_by_part, test_row02_ids_are_no_globs),
+    (ids_by_prefix, test_row03_prefix_list),
+    (lists_without_latest, test_row04_latest_in_an_id),
+    (keys_can_be_taken, test_row05_the_same_id_twice),
+    (order_by_id, test_row06_fast_saves),
+    (ids_by_the_clock, test_row07_clock_set_back),
+    (errors_are_swallowed, test_row09_a_failed_rewind_is_an_error),
+    (no_compare_and_swap, test_row13_a_late_save_does_not_move_the_head_back),
+    (no_compression, test_row18_compression_compresses),
+    (time_in_seconds, test_row19_created_at),
+    (steps_in_memory, test_row23_steps_after_a_restart),
+    (no_compare_and_swap, test_row24_a_first_save_wins_once),
+    (no_compare_and_swap, test_row24_concurrent_saves_are_one_line),
+    (rewind_destroys, test_row26_rewind_keeps_the_future),
+    (fork_without_origin, test_row27_a_fork_knows_its_origin),
+    (fields_are_dropped, test_row28_every_field_is_kept),
+    (oldest_label, test_row33_a_repeated_label_means_the_newest),
+    (everything_again, test_row34_a_step_costs_what_changed),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"), MUTANTS, ids=[f"{m.__name__}-{t.__name__[5:10]}" for m, t in MUTANTS]
+)
+def test_row36_every_test_can_fail(mutant, test, tmp_path, monkeypatch):
+    mutant(monkeypatch)
+    home = Home("memory", tmp_path)
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        test(home)
+
+
+def test_row36_without_mutants_they_pass(tmp_path):
+    for n, test in enumerate(dict.fromkeys(test for _, test in MUTANTS)):
+        (tmp_path / str(n)).mkdir()
+        test(Home("memory", tmp_path / str(n)))
+
+
+def test_row36_concurrent_saves_do_meet(home):
+    """The race is one: handles see each other's saves."""
+    real, moved = holdfast.Session.refresh, itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holdfast.Session, "refresh", lambda self: (next(moved), real(self))[1])
+        race(home, writers=8, saves=6)
+    assert next(moved) > 8 + 1
