@@ -2,20 +2,20 @@
 
 Rows, or parts of rows, that are held elsewhere or come with a later capability:
 
-| Row | What                                                 | Where                                |
-|-----|------------------------------------------------------|--------------------------------------|
-| 2   | delete("*") deletes something                        | deletion                             |
-| 3   | cleaning up a session deletes its namesakes          | deletion                             |
-| 5   | delete removes one of two copies                     | deletion                             |
-| 6   | prune keeps the oldest                               | retention                            |
-| 12  | writes in place without fsync                        | tests/faults (power loss, kill, I/O) |
-| 17  | a stored path is trusted                             | importers: the engine stores none    |
-| 22  | EveryN fires for every event, at 0, with n = 0       | policies                             |
-| 25  | retention deletes labelled ones, leaves dangling     | retention                            |
-| 30  | settings that are never read                         | retention, policies                  |
-| 32  | a failed clean-up fails a save that is done          | retention                            |
-| 33  | deleting what is missing is Ok; emptied ones listed  | deletion                             |
-| 35  | no test kills the process and resumes                | runs; saves alone: tests/faults      |
+| Row | What                                                | Where                                |
+|-----|-----------------------------------------------------|--------------------------------------|
+| 2   | delete("*") deletes something                       | deletion                             |
+| 3   | cleaning up a session deletes its namesakes         | deletion                             |
+| 5   | delete removes one of two copies                    | deletion                             |
+| 6   | prune keeps the oldest                              | retention                            |
+| 12  | writes in place without fsync                       | tests/faults (power loss, kill, I/O) |
+| 17  | a stored path is trusted                            | importers: the engine stores none    |
+| 22  | EveryN fires for every event, at 0, with n = 0      | policies                             |
+| 25  | retention deletes labelled ones, leaves dangling    | retention                            |
+| 30  | settings that are never read                        | retention, policies                  |
+| 32  | a failed clean-up fails a save that is done         | retention                            |
+| 33  | deleting what is missing is Ok; emptied ones listed | deletion                             |
+| 35  | no test kills the process and resumes               | runs; saves alone: tests/faults      |
 """
 
 import datetime as dt
@@ -26,20 +26,19 @@ import subprocess
 import sys
 import threading
 import time
-import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import apsw
 import pytest
 
 import holdfast
-from holdfast import fields, ids, lineage, model, writing
+from holdfast import fields, ids, lineage, writing
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.sqlite import SqliteBackend
 from holdfast.codec import rows
+from holdfast.codec.layout import lay_out
 from holdfast.errors import (
     AmbiguousRevision,
     CheckpointNotFound,
@@ -56,145 +55,9 @@ from holdfast.errors import (
 from holdfast.model import ToolCall, Usage
 
 from .faults.clock import wall_clock
+from .home import TEXT, Home, fail, strangers
 
-TEXT = "The quick brown fox jumps over the lazy dog. " * 8
-
-
-class Home:
-    """A store in memory or in a file, and ways to damage it behind its back."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.folder = folder / "home"
-        self.folder.mkdir()
-        self.durable = kind == "sqlite"
-        self._opened: list[holdfast.Store] = []
-        self.store = self._open()
-
-    def _open(self) -> holdfast.Store:
-        url = self.path if self.durable else "memory:"
-        self._opened.append(holdfast.open(url, durability="normal"))
-        return self._opened[-1]
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "store.db"
-
-    def another(self) -> holdfast.Store:
-        """As another process would open it; the same one if it is in memory."""
-        return self._open() if self.durable else self.store
-
-    def reopened(self) -> holdfast.Store:
-        if self.durable:
-            self.close()
-            self.store = self._open()
-        return self.store
-
-    def close(self) -> None:
-        while self._opened:
-            self._opened.pop().close()
-
-    def session(self, name: str = "s") -> holdfast.Session:
-        return self.store.session(name)
-
-    def filled(self, count: int = 5, name: str = "s", **more: Any) -> holdfast.Session:
-        session = self.session(name)
-        for i in range(count):
-            session.save({"i": i, "log": [f"{n} {TEXT}" for n in range(i + 1)]}, **more)
-        return session
-
-    # -- damage --------------------------------------------------------------------------------
-
-    def _sql(self, sql: str, *bindings: Any) -> None:
-        connection = apsw.Connection(str(self.path))
-        connection.execute(sql, bindings)
-        assert connection.changes() > 0, "nothing was damaged"
-        connection.close()
-
-    def _number(self, name: str) -> int:
-        with self.store.backend.reader() as reader:
-            found = reader.session(name.encode())
-            assert found is not None
-            return found[0]
-
-    def spoil_checkpoint(self, seq: int, body: bytes | None = b"torn", name: str = "s") -> None:
-        """Overwrite a record, or with None remove it."""
-        number = self._number(name)
-        if isinstance(self.store.backend, MemoryBackend):
-            held = self.store.backend._checkpoints[number]
-            id, _ = held.pop(seq)
-            if body is not None:
-                held[seq] = (id, body)
-        elif body is None:
-            self._sql("DELETE FROM checkpoints WHERE pos = ?", number << 32 | seq)
-        else:
-            self._sql("UPDATE checkpoints SET body = ? WHERE pos = ?", body, number << 32 | seq)
-
-    def spoil_head(self, body: bytes | None = b"", name: str = "s") -> None:
-        number = self._number(name)
-        if isinstance(self.store.backend, MemoryBackend):
-            del self.store.backend._heads[number]
-            if body is not None:
-                self.store.backend._heads[number] = body
-        elif body is None:
-            self._sql("DELETE FROM heads WHERE session = ?", number)
-        else:
-            self._sql("UPDATE heads SET body = ? WHERE session = ?", body, number)
-
-    def spoil_session(self, name: str = "s") -> None:
-        number = self._number(name)
-        if isinstance(self.store.backend, MemoryBackend):
-            self.store.backend._sessions[name.encode()] = (number, b"torn")
-        else:
-            self._sql("UPDATE sessions SET body = ? WHERE num = ?", b"torn", number)
-
-    def spoil_name(self, name: str = "s") -> None:
-        number = self._number(name)
-        if isinstance(self.store.backend, MemoryBackend):
-            held = self.store.backend._sessions
-            held[b"\xff"] = held.pop(name.encode())
-            self.store.backend._names[number] = b"\xff"
-        else:
-            self._sql("UPDATE sessions SET name = ? WHERE num = ?", b"\xff", number)
-
-    def spoil_marks(self, seq: int, name: str = "s") -> None:
-        number = self._number(name)
-        if isinstance(self.store.backend, MemoryBackend):
-            held = self.store.backend._marks[number]
-            held.update({mark: b"torn" for mark in held if mark[0] == seq})
-        else:
-            self._sql("UPDATE marks SET body = ? WHERE pos = ?", b"torn", number << 32 | seq)
-
-    def spoil_newest_item(self) -> None:
-        if isinstance(self.store.backend, MemoryBackend):
-            stream = max(self.store.backend._streams)
-            held = self.store.backend._streams[stream]
-            held[max(held)] = b"torn"
-        else:
-            self._sql("UPDATE items SET body = ? WHERE pos = (SELECT max(pos) FROM items)", b"torn")
-
-    @contextmanager
-    def failing(self, table: str = "heads") -> Iterator[None]:
-        """Let writing to one part of the store fail."""
-        backend = self.store.backend
-        if isinstance(backend, SqliteBackend):
-            writer = backend._writing()
-            for verb in ("INSERT", "UPDATE"):
-                writer.execute(
-                    f"CREATE TEMP TRIGGER fail_{verb} BEFORE {verb} ON {table} "
-                    "BEGIN SELECT RAISE(ABORT, 'injected'); END"
-                )
-            try:
-                yield
-            finally:
-                writer.execute("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
-        else:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(backend, "_apply", _fail)
-                yield
-
-
-def _fail(*args: Any) -> Any:
-    raise Unavailable("injected")
+DAY = 86400.0
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -208,92 +71,14 @@ def seqs(checkpoints: Any) -> list[int]:
     return [checkpoint.seq for checkpoint in checkpoints]
 
 
-# -- ids are only ever names ---------------------------------------------------------------------
-
-NFC, NFD = (unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD"))
-HOSTILE = [
-    "../x", "../../x", "/etc/passwd", "C:\\x", "..", ".", "~", "a/b", "a\\b", "*", "?", "[", "[a-z]",
-    "%", "_", "a", "a_b", "b", "ab", "A", "latest", "s_latest", "s", "s1", "s1_2", "\0", "a\0b", "a\0",
-    " ", " s", "s ", "\n", "\t", "😀", NFC, NFD, "\ud800", "\udfff\ud800", "@", "@~1", "label:x",
-    "tag:x", "key:x", "step:1", "null", "None", "0", "1", "-1", "1e5", "'; DROP TABLE heads; --", "\"",
-    "$(touch x)", "`x`", "{}", "${HOME}", "con", "nul.txt", "x" * 10_000, "x" * 9_999, "é" * 5_000,
-    "store.db", "store.db-wal", "\u202e", "\ufeff", "\x7f", "ﬁ", "fi", "ß", "ss",
-]  # fmt: skip
-
-
-def tree_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def test_hostile_session_ids(home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outside = tree_of(tmp_path) - {f"home/{name}" for name in os.listdir(home.folder)}
-    for n, name in enumerate(HOSTILE):
-        home.session(name).save({"name": name, "log": [TEXT] * 9}, label=f"first of {n}")
-        home.session(name).append("log", n)
-    store = home.reopened()
-    assert sorted(info.name for info in store.sessions()) == sorted(HOSTILE)
-    for n, name in enumerate(HOSTILE):
-        session = store.session(name)
-        assert session.exists()
-        assert len(session) == 2
-        assert session.load() == {"name": name, "log": [*[TEXT] * 9, n]}
-        assert session.load(f"first of {n}")["name"] == name
-        assert [c.session for c in session.history()] == [name, name]
-        assert session.verify().ok
-        with pytest.raises(NotFound):
-            session.get(f"first of {n + 1}")
-    for name in ("x", "S", "LATEST", "../", "**", "  ", "a_", "x" * 9_998, "\ud801", "\0\0"):
-        assert not store.session(name).exists()
-    assert store.verify().ok
-    found = tree_of(tmp_path) - {f"home/{name}" for name in os.listdir(home.folder)}
-    assert found == outside
-    assert {name.removeprefix("store.db") for name in os.listdir(home.folder)} <= {
-        "", "-wal", "-shm",
-    }  # fmt: skip
-
-
-def test_hostile_session_ids_to_fork_and_rewind(home):
-    home.filled(2, "origin")
-    for name in HOSTILE:
-        fork = home.session("origin").fork(name)
-        fork.save({"mine": name})
-        fork.rewind("@~1")
-        assert [c.session for c in fork.history()] == [name, "origin", "origin"]
-        assert fork.head.parent_session == "origin"
-    assert len(home.session("origin")) == 2
-    assert home.reopened().verify().ok
-
-
-def test_hostile_labels_tags_and_keys(home):
-    session = home.session()
-    for n, text in enumerate(HOSTILE):
-        session.save({"n": n}, label=text, tags=[text, "all"], key=text, trigger=text, hint=text)
-    session = home.reopened().session("s")
-    for n, text in enumerate(HOSTILE):
-        for kind in ("label", "tag", "key"):
-            checkpoint = session.get(f"{kind}:{text}")
-            assert session.load(checkpoint) == {"n": n}
-        assert (checkpoint.label, checkpoint.tags) == (text, tuple(sorted([text, "all"]))) or (
-            set(checkpoint.tags) == {text, "all"}
-        )
-        assert (checkpoint.key, checkpoint.trigger, checkpoint.hint) == (text, text, text)
-    assert session.verify().ok
-
-
-@pytest.mark.parametrize("name", ["", None, 5, b"s", ["s"]])
-def test_what_is_no_name_is_refused(home, name):
-    with pytest.raises(holdfast.InvalidRequest):
-        home.session(name)
+# -- ids are only ever names (more in test_hostile_ids.py) ---------------------------------------
 
 
 def test_row01_ids_are_no_paths(home, tmp_path):
-    before = tree_of(tmp_path) - tree_of(home.folder)
     for name in ("../x", "../../x", str(tmp_path / "escaped"), "a/../../b"):
         home.session(name).save({"from": name})
         assert home.reopened().session(name).load() == {"from": name}
-    kept = {f"home/{name}" for name in tree_of(home.folder)}
-    assert tree_of(tmp_path) - kept == before - kept
+    assert strangers(home) == []
 
 
 def test_row02_ids_are_no_globs(home):
@@ -366,16 +151,16 @@ def test_row06_fast_saves(home):
     """Ten saves within one tick of a clock that only knows seconds."""
     with wall_clock(math.floor):
         session = home.filled(10)
-    for session in (session, home.reopened().session("s")):
-        assert session.load()["i"] == 9
-        assert seqs(session.history()) == list(range(10, 0, -1))
-        assert [session.load(f"@~{n}")["i"] for n in range(10)] == list(range(9, -1, -1))
+    for found in (session, home.another().session("s")):
+        assert found.load()["i"] == 9
+        assert seqs(found.history()) == list(range(10, 0, -1))
+        assert [found.load(f"@~{n}")["i"] for n in range(10)] == list(range(9, -1, -1))
 
 
 def test_row07_clock_set_back(home):
     saved = [home.session().save({"i": 0})]
-    for i, days in enumerate((400, 0, 4000, 1), start=1):
-        with wall_clock(lambda now, days=days: now - days * 86400):
+    for i, offset in enumerate((-400 * DAY, 0.0, -4000 * DAY, -DAY), start=1):
+        with wall_clock(offset.__add__):
             saved.append(home.reopened().session("s").save({"i": i}))
     session = home.session()
     assert session.load() == {"i": 4}
@@ -645,7 +430,7 @@ def test_row31_an_error_while_finding_the_parent(home, monkeypatch):
     stale = home.session()
     home.another().session("s").save({"i": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(home.store.backend, "reader", _fail)
+        patch.setattr(home.store.backend, "reader", fail)
         with pytest.raises(Unavailable):
             home.session()
         with pytest.raises(Unavailable):
@@ -673,7 +458,7 @@ def test_row33_what_is_missing_is_an_error(home):
     with pytest.raises(CheckpointNotFound):
         home.store.get("zzzz")
     with pytest.raises(AmbiguousRevision):
-        session.get(os.path.commonprefix([c.id for c in session.tree()]))
+        session.get(session.head.id[0])
 
 
 def test_row33_a_repeated_label_means_the_newest(home):
@@ -790,12 +575,12 @@ def test_row21_another_agent_takes_nothing(home):
     assert one.load("key:id-1") == one.load("l") == {"of": "one"}
     assert two.load("key:id-1") == two.load("l") == {"of": "two"}
     home.store.session("one", agent="coder").save({"of": "one, by another"})
+    with pytest.raises(NotFound):
+        two.load(first.id)
     session = home.reopened().session("one")
     assert session.get(first.id).agent == "planner"
     assert session.head.agent == "coder"
     assert [i.name for i in home.store.sessions(agent="planner")] == ["one"]
-    with pytest.raises(NotFound):
-        two.load(first.id)
 
 
 # -- trees ---------------------------------------------------------------------------------------
@@ -879,7 +664,7 @@ def test_row27_one_of_two_forks_at_once(home):
 # -- nothing is dropped on the way ---------------------------------------------------------------
 
 FIELDS: dict[str, Any] = {
-    "label": "plan ready", "tags": ("a", "b"), "trigger": "manual", "status": "failed",
+    "label": "plan ready", "tags": ("b", "a"), "trigger": "manual", "status": "failed",
     "reason": "no answer", "usage": Usage(1200, 0.01), "hint": "ask again", "meta": {"user": "u1"},
     "pending": (ToolCall("c1", "search", {"q": [1]}, {"m": 1}),),
 }  # fmt: skip
@@ -908,8 +693,8 @@ def test_row18_setting_one_thing_keeps_the_others(home):
     session.label(saved, "renamed")
     session.tag(saved, "d")
     found = home.reopened().session("s").head
-    expected = FIELDS | {"label": "renamed", "tags": ("a", "b", "c", "d")}
-    assert {name: getattr(found, name) for name in FIELDS} == expected
+    kept = {name: getattr(found, name) for name in FIELDS}
+    assert kept | {"tags": set(kept["tags"])} == FIELDS | {"label": "renamed", "tags": set("abcd")}
     assert found.hash == saved.hash
     assert home.store.verify().ok
 
@@ -980,26 +765,25 @@ def transcript(home: Home) -> list[Any]:
 
     def attempt(call: Callable[[], Any]) -> None:
         try:
-            call()
-            said.append("done")
+            said.append(call())
         except HoldfastError as e:
             said.append(type(e).__name__)
 
     tell("s")
     stale = home.session()
     session.append("log", *range(100))
-    attempt(lambda: stale.save({}))
-    attempt(lambda: session.save({"k": 1}, key="k"))
-    attempt(lambda: session.save({"k": 2}, key="k"))
+    attempt(lambda: stale.save({}).seq)
+    attempt(lambda: session.save({"k": 1}, key="k").seq)
+    attempt(lambda: session.save({"k": 2}, key="k").seq)
     session.rewind("l")
-    attempt(lambda: session.save({"k": 3}, parent="@~1", label="l"))
+    attempt(lambda: session.save({"k": 3}, parent="@~1", label="l").seq)
     tell("s")
     fork = session.fork("f")
-    attempt(lambda: session.fork("f"))
+    attempt(lambda: len(session.fork("f")))
     fork.patch(set={"a": {"b": TEXT}}, append={"log": [1]})
     tell("f")
     for revision in ("@", "@~1", "l", "tag:t", "key:k", "step:2", "@~99", "", "label:no", "zz"):
-        attempt(lambda revision=revision: said.append(session.load(revision)))
+        attempt(partial(session.load, revision))
     said.extend((i.name, i.checkpoints, i.agent) for i in home.reopened().sessions())
     tell("s")
     tell("f")
@@ -1014,7 +798,7 @@ def test_row20_one_meaning_of_everything(tmp_path):
         told[kind] = transcript(home)
         home.close()
     assert told["memory"] == told["sqlite"]
-    assert len(told["memory"]) > 30
+    assert len(told["memory"]) > 25
 
 
 # -- tests that can fail -------------------------------------------------------------------------
@@ -1080,12 +864,6 @@ def order_by_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lineage, "parent_of", newest)
 
 
-def no_digests(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rows, "xxh3_64_digest", lambda body, seed: b"any")
-    patch.setattr(rows, "seal", lambda kind, at, payload, flags=0, level=0: b"any-size" + payload)
-    patch.setattr(rows, "unseal", lambda kind, at, row, what: (0, row[8:]))
-
-
 def damaged_ones_vanish(patch: pytest.MonkeyPatch) -> None:
     real = lineage.listing
 
@@ -1099,10 +877,8 @@ def errors_are_swallowed(patch: pytest.MonkeyPatch) -> None:
     real = MemoryBackend.commit
 
     def commit(self: Any, change: Any) -> None:
-        try:
+        with suppress(Unavailable):
             real(self, change)
-        except Unavailable:
-            pass
 
     patch.setattr(MemoryBackend, "commit", commit)
 
@@ -1152,34 +928,23 @@ def oldest_label(patch: pytest.MonkeyPatch) -> None:
 
 
 def everything_again(patch: pytest.MonkeyPatch) -> None:
-    real = writing.lay_out if hasattr(writing, "lay_out") else None
-    assert real is None
-    session = sys.modules["holdfast.session"]
-    lay_out = session.lay_out
-    patch.setattr(session, "lay_out", lambda state, old, out: lay_out(state, None, out))
+    patch.setattr("holdfast.session.lay_out", lambda state, old, out: lay_out(state, None, out))
 
 
 def no_compression(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows, "_COMPRESS_FROM", 1 << 40)
 
 
-def another_error(patch: pytest.MonkeyPatch) -> None:
-    """Memory alone lets a stale handle save."""
-    no_compare_and_swap(patch)
-
-
-def immutable_marks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(model.Checkpoint, "tags", property(lambda self: ()), raising=False)
-
-
-MUTANTS: list[tuple[Mutant, Callable[..., None]]] = [
+MUTANTS: list[tuple[Any, ...]] = [
     (ids_by_part, test_row02_ids_are_no_globs),
     (ids_by_prefix, test_row03_prefix_list),
     (lists_without_latest, test_row04_latest_in_an_id),
     (keys_can_be_taken, test_row05_the_same_id_twice),
     (order_by_id, test_row06_fast_saves),
     (ids_by_the_clock, test_row07_clock_set_back),
+    (errors_are_swallowed, test_row09_no_save_is_acknowledged_in_part, "heads"),
     (errors_are_swallowed, test_row09_a_failed_rewind_is_an_error),
+    (damaged_ones_vanish, test_row10_damaged_checkpoints_stay_listed, b"torn"),
     (no_compare_and_swap, test_row13_a_late_save_does_not_move_the_head_back),
     (no_compression, test_row18_compression_compresses),
     (time_in_seconds, test_row19_created_at),
@@ -1194,26 +959,19 @@ MUTANTS: list[tuple[Mutant, Callable[..., None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "test"), MUTANTS, ids=[f"{m.__name__}-{t.__name__[5:10]}" for m, t in MUTANTS]
-)
-def test_row36_every_test_can_fail(mutant, test, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", MUTANTS, ids=lambda c: f"{c[0].__name__}-{c[1].__name__[5:10]}")
+def test_row36_every_test_can_fail(case, tmp_path, monkeypatch):
+    mutant, test, *arguments = case
+    test(Home("memory", tmp_path / "sound"), *arguments)
     mutant(monkeypatch)
-    home = Home("memory", tmp_path)
     with pytest.raises((Exception, pytest.fail.Exception)):
-        test(home)
-
-
-def test_row36_without_mutants_they_pass(tmp_path):
-    for n, test in enumerate(dict.fromkeys(test for _, test in MUTANTS)):
-        (tmp_path / str(n)).mkdir()
-        test(Home("memory", tmp_path / str(n)))
+        test(Home("memory", tmp_path / "mutant"), *arguments)
 
 
 def test_row36_concurrent_saves_do_meet(home):
-    """The race is one: handles see each other's saves."""
+    """The race is one: handles run into each other's saves."""
     real, moved = holdfast.Session.refresh, itertools.count()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holdfast.Session, "refresh", lambda self: (next(moved), real(self))[1])
         race(home, writers=8, saves=6)
-    assert next(moved) > 8 + 1
+    assert next(moved) > 8  # one for each new handle, and one for each lost race

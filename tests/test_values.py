@@ -400,6 +400,13 @@ def test_a_model_whose_types_cannot_be_resolved_is_refused(store):
         session.load(as_=Dangling)
 
 
+def test_texts_about_a_checkpoint_may_be_enums(store):
+    session = fresh(store)
+    session.save({"i": 1}, label=Word.YES, tags=[Word.YES], trigger=Word.YES)
+    assert session.load("label:yes") == session.load("tag:yes") == {"i": 1}
+    assert session.get().trigger == "yes"
+
+
 # -- one encoding everywhere ---------------------------------------------------------------------
 
 SETS = """

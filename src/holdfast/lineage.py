@@ -32,6 +32,17 @@ class Place(NamedTuple):
     seq: int
 
 
+def newest(reader: Reader, session: int) -> int:
+    """The seq of the newest checkpoint, even if the head's row is damaged."""
+    try:
+        return read_head(reader, session)[1].last
+    except Corrupt:
+        last = 0
+        while rows := reader.checkpoints(session, last + 1, records.MAX_SEQ, PAGE):
+            last = rows[-1][0]
+        return last
+
+
 def read_row(reader: Reader, place: Place) -> Row:
     """A checkpoint that must be there: a missing row is damage."""
     found = reader.checkpoint(*place)
@@ -47,36 +58,53 @@ def session_name(reader: Reader, session: int) -> str:
     return records.decode_name(found[0])
 
 
-def damaged(seq: int, id: bytes | None, why: str) -> Record:
+def damaged(
+    seq: int, id: bytes | None, why: str, *, step: int = 0, parent: int | None = None
+) -> Record:
     """Stands for a record that cannot be read, so that it does not vanish from lists."""
-    return Record(
-        seq, id or bytes(ids.BYTES), 0, 0, "unknown", None, seq - 1 or None, {}, b"",
-        lambda: b"", 0, 0, why,
-    )  # fmt: skip
+    id = id if type(id) is bytes and len(id) == ids.BYTES else bytes(ids.BYTES)
+    return Record(seq, id, step, 0, "unknown", None, parent, {}, b"", lambda: b"", 0, 0, None, why)
 
 
-def marks_of(
-    reader: Reader, session: int, low: int, high: int
-) -> dict[int, tuple[str | None, tuple[str, ...]]]:
-    """Label and tags by seq."""
-    out: dict[int, tuple[str | None, tuple[str, ...]]] = {}
-    order: dict[int, int] = {}
+class Marks(NamedTuple):
+    """What people noted on a checkpoint, outside its record."""
+
+    label: str | None = None
+    tags: tuple[str, ...] = ()
+    damaged: str | None = None
+    order: int = -1
+
+
+def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Marks]:
+    """Marks by seq. A damaged one is told of, and does not hide the others."""
+    out: dict[int, Marks] = {}
     for seq, kind, value, body in reader.marks(session, low, high):
-        rank = records.unseal_mark(records.position(session, seq), kind, value, body)
-        label, tags = out.get(seq, (None, ()))
+        found = out.get(seq, Marks())
+        try:
+            rank = records.unseal_mark(records.position(session, seq), kind, value, body)
+            text = records.decode_name(value)
+        except Corrupt as e:
+            out[seq] = found._replace(damaged=e.message)
+            continue
         if kind == TAG:
-            tags = (*tags, records.decode_name(value))
-        elif rank >= order.get(seq, -1):
-            label, order[seq] = records.decode_name(value), rank
-        out[seq] = (label, tags)
+            found = found._replace(tags=(*found.tags, text))
+        elif rank >= found.order:
+            found = found._replace(label=text, order=rank)
+        out[seq] = found
     return out
+
+
+def _dressed(name: str, record: Record, marks: Marks) -> Checkpoint:
+    if marks.damaged and not record.damaged:
+        record = record._replace(damaged=marks.damaged)
+    return Checkpoint(name, record, marks.label, marks.tags)
 
 
 def dress(reader: Reader, place: Place, record: Record) -> Checkpoint:
     """A record as a caller sees it, with its session's name, its label and tags."""
     name = session_name(reader, place.session)
     marks = marks_of(reader, place.session, place.seq, place.seq)
-    return Checkpoint(name, record, *marks.get(place.seq, (None, ())))
+    return _dressed(name, record, marks.get(place.seq, Marks()))
 
 
 def origin(reader: Reader, record: Record) -> Place | None:
@@ -96,16 +124,20 @@ def parent_of(reader: Reader, place: Place, record: Record) -> Place | None:
     return Place(place.session, record.parent_seq)
 
 
-def ancestors(reader: Reader, start: Place | None) -> Iterator[tuple[Place, Record]]:
+def ancestors(
+    reader: Reader, start: Place | None, parent: int | None = None
+) -> Iterator[tuple[Place, Record]]:
     """`start` and its ancestors, newest first, across forks.
 
-    A record that cannot be read is listed as damaged; the line goes on at the checkpoint that was
-    committed before it.
+    A record that cannot be read is listed as damaged, and stepped over: its child knows its parent
+    (and the head's row that of the head, given as `parent`). Two damaged ones in a row end the line
+    with a record that has no parent.
     """
     page: dict[int, tuple[bytes, bytes]] = {}
     low = high = 0
     at = start
     session = -1
+    child: Record | None = None
     while at is not None:
         if at.session != session or not low <= at.seq <= high:
             session, high, low = at.session, at.seq, max(at.seq - PAGE + 1, 1)
@@ -117,9 +149,15 @@ def ancestors(reader: Reader, start: Place | None) -> Iterator[tuple[Place, Reco
                 raise Corrupt(f"the record of checkpoint {at.seq} is missing")
             record = records.unseal_checkpoint(session, at.seq, *found).record
         except Corrupt as e:
-            record = damaged(at.seq, found[0] if found else None, e.message)
+            if child is not None:
+                parent, step = child.skip, max(child.step - 1, 0)
+            else:
+                step = 0
+            id = child.parent if child is not None else found[0] if found else None
+            record = damaged(at.seq, id, e.message, step=step, parent=parent)
         yield at, record
         at = parent_of(reader, at, record)
+        child = record
 
 
 def family(reader: Reader, session: int) -> Iterator[int]:
@@ -140,9 +178,8 @@ def family(reader: Reader, session: int) -> Iterator[int]:
 class Resolver:
     """Finds the checkpoint that a revision names, for one session."""
 
-    def __init__(self, reader: Reader, session: int, name: str, head: int) -> None:
+    def __init__(self, reader: Reader, session: int, name: str) -> None:
         self._reader, self._session, self._name = reader, session, name
-        self._head = Place(session, head) if head else None
 
     def find(self, revision: str) -> Place:
         if not isinstance(revision, str) or not revision:
@@ -166,7 +203,15 @@ class Resolver:
         return self._by_prefix(revision)
 
     def _line(self) -> Iterator[tuple[Place, Record]]:
-        return ancestors(self._reader, self._head)
+        """The head's ancestors, to the last that is certain."""
+        _, head = read_head(self._reader, self._session)
+        start = Place(self._session, head.seq) if head.seq else None
+        for place, record in ancestors(self._reader, start, head.parent):
+            yield place, record
+            if record.damaged and record.parent_seq is None and place.seq > 1:
+                raise Corrupt(
+                    f"what lies behind checkpoint {place.seq} is unknown: {record.damaged}"
+                )
 
     def _by_id(self, raw: bytes) -> Place | None:
         for session, seq, _ in self._reader.find_ids(raw, raw, 1):
@@ -211,7 +256,12 @@ class Resolver:
 
     def _by_key(self, value: str) -> Place | None:
         seq = self._reader.find_key(self._session, records.encode_name(value))
-        return None if seq is None else Place(self._session, seq)
+        if seq is None:
+            return None
+        place = Place(self._session, seq)
+        if read_row(self._reader, place).record.extra.get("key") != value:
+            raise Corrupt(f"the index of keys names the wrong checkpoint for {value!r}")
+        return place
 
     def _by_step(self, value: str) -> Place | None:
         if not value.isdecimal():
@@ -275,18 +325,20 @@ def operations(reader: Reader, session: int, name: str, last: int) -> list[Opera
     return out
 
 
-def page(reader: Reader, start: Place) -> tuple[list[Checkpoint], Place | None]:
+def page(
+    reader: Reader, start: Place, parent: int | None = None
+) -> tuple[list[Checkpoint], Place | None]:
     """A stretch of ancestors within one session, and where they go on."""
     out: list[tuple[Place, Record]] = []
     after: Place | None = None
-    for place, record in ancestors(reader, start):
+    for place, record in ancestors(reader, start, parent):
         if len(out) == PAGE or place.session != start.session:
             after = place
             break
         out.append((place, record))
     name = session_name(reader, start.session)
     marks = marks_of(reader, start.session, out[-1][0].seq, start.seq)
-    dressed = [Checkpoint(name, r, *marks.get(p.seq, (None, ()))) for p, r in out]
+    dressed = [_dressed(name, r, marks.get(p.seq, Marks())) for p, r in out]
     return dressed, after
 
 
@@ -304,5 +356,5 @@ def listing(reader: Reader, session: int, name: str, low: int, high: int) -> lis
             record = records.unseal_checkpoint(session, seq, id, body).record
         except Corrupt as e:
             record = damaged(seq, id, e.message)
-        out.append(Checkpoint(name, record, *marks.get(seq, (None, ()))))
+        out.append(_dressed(name, record, marks.get(seq, Marks())))
     return out

@@ -53,6 +53,8 @@ class Record(NamedTuple):
     state_hash: Callable[[], bytes]
     size: int
     added: int
+    skip: int | None
+    """The seq of the parent's parent, to step over a parent that is damaged."""
     damaged: str | None = None
 
 

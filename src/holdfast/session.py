@@ -188,7 +188,9 @@ class Session:
                     place, row, head = self._own_place(reader, revision)
                     tip = Tip.read(reader, place)
                     checkpoint = self._checkpoint(reader, place)
-                moved = head._replace(seq=place.seq, operations=head.operations + 1)
+                moved = head._replace(
+                    seq=place.seq, operations=head.operations + 1, parent=tip.parent_seq
+                )
                 details = {"from": head.seq, "to": place.seq}
                 try:
                     self._writer.operation(head, row, moved, "rewind", details)
@@ -278,7 +280,7 @@ class Session:
         """How many checkpoints the session has, on all branches."""
         with self._store.backend.reader() as reader:
             found = reader.session(self._writer.raw_name)
-            return lineage.read_head(reader, found[0])[1].last if found else 0
+            return lineage.newest(reader, found[0]) if found else 0
 
     def __bool__(self) -> bool:
         return True
@@ -297,10 +299,11 @@ class Session:
             if reader.session(self._writer.raw_name) is None:
                 return
             at: Place | None = self._place(reader, revision)
+            parent = self._own_head(reader)[2].parent if revision is None else None
         while at is not None:
             # A page at a time, so that no view stays open while the caller works.
             with self._store.backend.reader() as reader:
-                page, at = lineage.page(reader, at)
+                page, at = lineage.page(reader, at, parent)
             yield from page
 
     def tree(self) -> Iterator[Checkpoint]:
@@ -311,7 +314,7 @@ class Session:
                 found = reader.session(self._writer.raw_name)
                 if found is None:
                     return
-                newest = lineage.read_head(reader, found[0])[1].last
+                newest = lineage.newest(reader, found[0])
                 page = lineage.listing(reader, found[0], self.name, last + 1, newest)
             if not page:
                 return
@@ -346,11 +349,12 @@ class Session:
         return number, *lineage.read_head(reader, number)
 
     def _place(self, reader: Reader, revision: Revision | None) -> Place:
-        number, _, head = self._own_head(reader)
         if isinstance(revision, Checkpoint):
             revision = revision.id
         if revision is not None:
-            return lineage.Resolver(reader, number, self.name, head.seq).find(revision)
+            number = lineage.find_session(reader, self.name)
+            return lineage.Resolver(reader, number, self.name).find(revision)
+        number, _, head = self._own_head(reader)
         if not head.seq:
             raise CheckpointNotFound(f"session {self.name!r} has no checkpoint")
         return Place(number, head.seq)

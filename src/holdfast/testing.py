@@ -355,7 +355,7 @@ class StoreContract:
 
     def test_bad_requests_write_nothing(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as store:
-            session = store.session("s")
+            session: Any = store.session("s")
             session.save({"messages": [], "n": 1})
             bad: list[Any] = [
                 lambda: session.save({"x": object()}),
@@ -590,7 +590,7 @@ class StoreContract:
             threads = [
                 threading.Thread(
                     target=lambda n=n: [session.append("log", [n, i]) for i in range(20)]
-                )  # type: ignore[misc]
+                )
                 for n in range(6)
             ]
             for t in threads:

@@ -137,20 +137,24 @@ class _Audit:
         while True:
             rows = self._reader.checkpoints(self._number, low, records.MAX_SEQ, _PAGE)
             for seq, id, body in rows:
-                for gone in range(low, seq):
-                    self._missing(gone)
+                self._missing(low, seq if last is None else min(seq, last + 1))
                 low = seq + 1
                 self._checkpoint(seq, id, body, last)
             if not rows:
                 break
-        for gone in range(low, (last or 0) + 1):
-            self._missing(gone)
+        self._missing(low, (last or 0) + 1)
         self._marks(last)
         self._operations()
 
-    def _missing(self, seq: int) -> None:
-        self.checked += 1
-        self._note(f"the record of checkpoint {seq} is missing")
+    def _missing(self, low: int, high: int) -> None:
+        """Note that the records [low, high) are gone."""
+        if high - low > _PAGE:
+            self.checked += high - low
+            self._note(f"the records of checkpoints {low} to {high - 1} are missing")
+            return
+        for seq in range(low, high):
+            self.checked += 1
+            self._note(f"the record of checkpoint {seq} is missing")
 
     def _checkpoint(self, seq: int, id: bytes, body: bytes, last: int | None) -> None:
         self.checked += 1

@@ -12,7 +12,7 @@ from holdfast.codec.growth import Growth
 from holdfast.codec.nodes import Struct, parse
 from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
 from holdfast.codec.streams import Writes
-from holdfast.errors import HeadMoved, InvalidRequest, SessionExists
+from holdfast.errors import Corrupt, HeadMoved, InvalidRequest, SessionExists
 from holdfast.lineage import Place
 from holdfast.model import Checkpoint, Record
 from holdfast.source import StoredSource, seal_blob
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Build = Callable[[Node | None, Writes], Node]
 
 _NO_HASH = bytes(32)
-_EMPTY = Head(0, 0, 0)
+_EMPTY = Head(0, 0, 0, None)
 
 
 class Tip(NamedTuple):
@@ -41,12 +41,15 @@ class Tip(NamedTuple):
     created_us: int
     line: int
     root: bytes
+    parent_seq: int | None
+    """The seq of its parent, if that lies in the same session."""
 
     @classmethod
     def read(cls, reader: Reader, place: Place) -> Tip:
         row = lineage.read_row(reader, place)
         r = row.record
-        return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root)
+        near = None if "origin" in r.extra else r.parent_seq
+        return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root, near)
 
 
 class _Laid(NamedTuple):
@@ -69,6 +72,8 @@ class Writer:
         self.head, self.head_row = _EMPTY, b""
         self.tip: Tip | None = None
         self.growth: Growth | None = None
+        self.damage: Corrupt | None = None
+        """Set when the head cannot be read: other checkpoints can, but nothing be added to it."""
 
     def look(self, reader: Reader) -> None:
         """Expect the head that the session has now."""
@@ -76,10 +81,15 @@ class Writer:
         found = reader.session(self.raw_name)
         if found is None:
             self.number, self.head, self.head_row, self.tip = None, _EMPTY, b"", None
+            self.damage = None
             return
         self.number = found[0]
-        self.head_row, self.head = lineage.read_head(reader, self.number)
-        self.tip = Tip.read(reader, Place(self.number, self.head.seq))
+        self.damage, self.tip = None, None
+        try:
+            self.head_row, self.head = lineage.read_head(reader, self.number)
+            self.tip = Tip.read(reader, Place(self.number, self.head.seq))
+        except Corrupt as e:
+            self.damage = e
 
     def checkpoint(
         self,
@@ -92,6 +102,11 @@ class Writer:
         parent: Tip | None = None,
     ) -> Checkpoint:
         """Commit a checkpoint on the expected head (as a child of `parent`, if given)."""
+        if self.damage is not None:
+            raise Corrupt(
+                f"the head of session {self.name!r} is damaged: {self.damage.message}",
+                hint="rewind() to a checkpoint that loads, or fork() from it",
+            )
         while True:
             tip = parent or self.tip
             try:
@@ -200,17 +215,18 @@ class Writer:
         created = time.time_ns() // 1000
         if tip is None:
             id = ids.new_id()
-            step, parent_seq, parent_id, parent_hash = 1, None, None, _NO_HASH
+            step, parent_seq, parent_id, parent_hash, skip = 1, None, None, _NO_HASH, None
         else:
-            (_, parent_seq), parent_id, parent_hash, step, before, _, _ = tip
+            (_, parent_seq), parent_id, parent_hash, step, before, _, _, skip = tip
             id = ids.new_id(parent_id)
             step += 1
             created = max(created, before)
         meta = records.metadata(step, created, operation, parent_seq, parent_id, extra)
         digest = records.record_hash(self.raw_name, seq, id, meta, state_hash, parent_hash)
         added = len(root) + sum([len(r[3]) for r in rows]) + sum([len(b[1]) for b in blobs])
-        body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root)
-        new_head = Head(seq, seq, head.operations)
+        body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root, skip)
+        near = None if "origin" in extra else parent_seq
+        new_head = Head(seq, seq, head.operations, near)
         head_row = new_head.seal(number)
         change = Change(number, self.head_row, head_row, None, (seq, id, body), rows, blobs)
         if self.number is None:
@@ -224,10 +240,10 @@ class Writer:
             change.marks = seal_marks(number, seq, label, tags)
         self.store.backend.commit(change)
         self.number, self.head, self.head_row = number, new_head, head_row
-        self.tip = Tip(Place(number, seq), id, digest, step, created, line, root)
+        self.tip = Tip(Place(number, seq), id, digest, step, created, line, root, near)
         record = Record(
             seq, id, step, created, operation, parent_id, parent_seq, extra, digest,
-            lambda: state_hash, size, added,
+            lambda: state_hash, size, added, skip,
         )  # fmt: skip
         return Checkpoint(self.name, record, label, tags)
 

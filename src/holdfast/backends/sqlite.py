@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
+from xxhash import xxh3_64_intdigest
 
 from holdfast.backends import sqlite_file as files
 from holdfast.backends.base import Backend, Change, Moved, Reader
@@ -191,7 +192,7 @@ class SqliteBackend(Backend):
 
 _SWAP = "BEGIN IMMEDIATE; UPDATE heads SET body = ? WHERE session = ? AND body = ?"
 _CREATE = """BEGIN IMMEDIATE; INSERT INTO sessions VALUES (?, ?, ?);
-INSERT INTO heads VALUES (?, ?)"""
+INSERT INTO names VALUES (?, ?); INSERT INTO heads VALUES (?, ?)"""
 _ITEM = "INSERT INTO items VALUES (?, ?); "
 _SHARE = "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)"
 _REWRITE = "INSERT OR REPLACE INTO blobs (digest, body) VALUES (?, ?)"
@@ -208,7 +209,11 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             raise Moved
     else:
         try:
-            execute(_CREATE, (session, *change.create, session, change.head))
+            name = change.create[0]
+            execute(
+                _CREATE,
+                (session, *change.create, _name_hash(name), session, session, change.head),
+            )
         except apsw.ConstraintError:
             raise SessionExists("a session of this name exists already") from None
     _write_annotations(execute, change)
@@ -258,6 +263,10 @@ def _write_annotations(execute: Any, change: Change) -> None:
         execute("INSERT INTO operations VALUES (?, ?)", (position(session, number), body))
 
 
+def _name_hash(name: bytes) -> int:
+    return xxh3_64_intdigest(name) >> 1
+
+
 class _SqliteReader(Reader):
     """Everything bound as parameters; the constants in the text are our own."""
 
@@ -271,9 +280,13 @@ class _SqliteReader(Reader):
         return self._connection.execute(sql, bindings).fetchall()
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
+        """Found two ways, so that a damaged index cannot make a session look new."""
+        number: int | None = self._one("SELECT num FROM names WHERE hash = ?", _name_hash(name))
         found: tuple[int, bytes] | None = self._one(
             "SELECT num, body FROM sessions WHERE name = ?", name
         )
+        if number != (found[0] if found else None):
+            raise Corrupt("an index of the sessions' names is damaged")
         return found
 
     def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import secrets
@@ -17,14 +18,18 @@ from holdfast.errors import Corrupt, StoreNotFound, Unavailable, UnsupportedForm
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_log = logging.getLogger("holdfast")
+
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 FORMAT = 1
 
 # Keys are packed integers (session<<32|seq, stream<<24|item): composite keys WITHOUT ROWID spill
-# rows above 1 KB into overflow pages.
+# rows above 1 KB into overflow pages. `names` finds a session a second way: a name that both it and
+# the index of `sessions` miss does not exist, one that only one of them misses is damage.
 _TABLES = {
     "counters": "(space TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID",
     "sessions": "(num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "names": "(hash INTEGER PRIMARY KEY, num INTEGER NOT NULL)",
     "heads": "(session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "checkpoints": "(pos INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
     "keys": "(session INTEGER, key BLOB, seq INTEGER NOT NULL, PRIMARY KEY (session, key)) "
@@ -93,6 +98,9 @@ def connect(path: Path, *, durability: str, read_only: bool, timeout: float) -> 
         name = f"{path.absolute().as_uri()}?immutable=1"  # nobody can write, so nobody does
         flags |= apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(name, flags=flags)
+    if not read_only and connection.readonly("main"):
+        connection.close()  # SQLite falls back to reading when a descriptor or a right is missing
+        raise Unavailable(f"the store {path} cannot be opened for writing")
     connection.set_busy_handler(_patience(timeout))
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
     connection.execute("PRAGMA fullfsync = 1")
@@ -123,34 +131,45 @@ def create(path: Path, *, durability: str) -> None:
     refuse_network(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     try:
-        try:
-            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            connection = connect(draft, durability=durability, read_only=False, timeout=0)
-            try:
-                _write_schema(connection)
-            finally:
-                connection.close()
-            sync(draft)
-            os.link(draft, path)
-            sync(path.parent)
-        except FileExistsError:
-            pass  # another process was faster
-        except OSError as e:
-            raise Unavailable(f"cannot create the store {path}: {e}") from e
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        _write_schema(draft, durability=durability)
+        sync(draft)
+        os.link(draft, path)
+        sync(path.parent)
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError as e:
+        if isinstance(e, Unavailable):
+            raise
+        raise Unavailable(f"cannot create the store {path}: {e}") from e
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
-            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+            try:
+                Path(f"{draft}{suffix}").unlink(missing_ok=True)
+            except OSError as e:
+                _log.warning("could not remove %s%s: %s", draft, suffix, e)
 
 
-def _write_schema(connection: apsw.Connection) -> None:
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    connection.execute("PRAGMA journal_mode = WAL")
-    with connection:
+def _write_schema(draft: Path, *, durability: str) -> None:
+    """All tables, in the main file alone: its WAL must be empty before the file gets its name."""
+    connection = connect(draft, durability=durability, read_only=False, timeout=0)
+    try:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if connection.pragma("journal_mode", "wal") != "wal":
+            raise Unavailable(f"cannot use a write-ahead log at {draft.parent}")
+        connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         for sql in SCHEMA.values():
             connection.execute(sql)
         connection.execute("INSERT INTO counters VALUES ('session', 1), ('stream', 1)")
+        connection.execute("COMMIT")
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    finally:
+        connection.close()
+    wal = Path(f"{draft}-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise Unavailable(f"cannot finish creating {draft}: its log was not written back")
 
 
 def check_schema(connection: apsw.Connection, path: Path) -> int:

@@ -40,7 +40,10 @@ def encode_name(name: str) -> bytes:
 
 
 def decode_name(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except (UnicodeDecodeError, AttributeError) as e:
+        raise Corrupt("a stored name is damaged") from e
 
 
 def position(session: int, seq: int) -> int:
@@ -48,6 +51,8 @@ def position(session: int, seq: int) -> int:
 
 
 def _address(session: int, seq: int, id: bytes) -> int:
+    if type(id) is not bytes:
+        raise Corrupt(f"the id of checkpoint {seq} is damaged")
     fold = int.from_bytes(id[:8], "big") ^ int.from_bytes(id[7:], "big")
     return position(session, seq) ^ fold
 
@@ -103,8 +108,9 @@ def seal_checkpoint(
     size: int,
     added: int,
     root: bytes,
+    skip: int | None,
 ) -> bytes:
-    payload = ormsgpack.packb([digest, meta, line, size, added, root])
+    payload = ormsgpack.packb([digest, meta, line, size, added, root, skip])
     address = _address(session, seq, id)
     if len(payload) <= _PLAIN_MAX:
         return rows.seal(rows.CHECKPOINT, address, payload, level=rows.PLAIN)
@@ -115,13 +121,13 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
     what = f"checkpoint {seq}"
     _, payload = rows.unseal(rows.CHECKPOINT, _address(session, seq, id), body, what)
     try:
-        digest, meta, line, size, added, root = ormsgpack.unpackb(payload)
+        digest, meta, line, size, added, root, skip = ormsgpack.unpackb(payload)
         fields = values.decode(meta)
         step, created_us, operation, parent_seq, parent = fields[:5]
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
         record = Record(
             seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
-            _state_hash(root), size, added,
+            _state_hash(root), size, added, skip,
         )  # fmt: skip
     except (ValueError, TypeError, LookupError) as e:
         raise Corrupt(f"{what} does not decode") from e
@@ -141,6 +147,8 @@ class Head(NamedTuple):
     """The head's seq."""
     operations: int
     """How many operations that are no checkpoints were logged."""
+    parent: int | None
+    """The seq of the head's parent in this session, should the head's record be damaged."""
 
     def seal(self, session: int) -> bytes:
         return rows.seal(rows.HEAD, session, ormsgpack.packb(list(self)), level=rows.PLAIN)
@@ -148,7 +156,7 @@ class Head(NamedTuple):
 
 def unseal_head(session: int, body: bytes) -> Head:
     _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
-    return Head(*_unpack(payload, 3, "the head of a session"))
+    return Head(*_unpack(payload, 4, "the head of a session"))
 
 
 def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
@@ -173,6 +181,8 @@ def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]
 
 
 def _mark_address(pos: int, kind: int, value: bytes) -> int:
+    if type(value) is not bytes or type(kind) is not int:
+        raise Corrupt("a label or tag is damaged")
     return pos ^ xxh3_64_intdigest(value, kind)
 
 
