@@ -93,10 +93,15 @@ class Plain:
 def function() -> None: ...
 
 
-def incomplete() -> Point:
-    point = Point()
-    object.__delattr__(point, "x")
-    return point
+@dataclass
+class Bare:
+    x: int
+
+
+def incomplete() -> Bare:
+    bare = Bare(1)
+    del bare.x
+    return bare
 
 
 class Stubborn(pydantic.BaseModel):
@@ -280,7 +285,7 @@ COLLIDING: list[Any] = [
     {Number.ONE, 1}, {Number.TRUE, 1}, {Number.ONE: "a", 1: "b"}, {Number.TRUE: "a", 1.0: "b"},
     {Colour.GREEN: "a", 2: "b"}, {Colour.GREEN, 2}, {Number.ITEMS}, {Point(1)}, {(Point(1),)},
     {Frozen(x=1)}, frozenset({(1, (Number.ITEMS,))}), {Point(1): 1}, {Number.ITEMS: 1},
-    {float("nan"), float("nan")}, {float("nan"): 1, float("nan"): 2}, {(Number.ONE,), (1,)},
+    {(Number.ONE,), (1,)},
 ]  # fmt: skip
 
 
@@ -358,7 +363,7 @@ def test_the_deepest_that_is_accepted_loads(kind, leaf):
         session = store.session("s")
         accepted = 0
         for levels in (values.MAX_DEPTH - 4, *range(values.MAX_DEPTH, 400, 9)):
-            state = {"deep": nest(kind, levels, leaf), "n": levels}
+            state = {"deep": nest(kind, levels, leaf), "n": levels, "odd": "\ud800"}
             if not accepts(session, state):
                 break
             accepted = levels
@@ -368,6 +373,24 @@ def test_the_deepest_that_is_accepted_loads(kind, leaf):
             assert session.diff("@~1") is not None
             assert session.verify().ok
         assert values.MAX_DEPTH - 4 <= accepted < 390
+
+
+@pytest.mark.parametrize("levels", [50, *range(60, 68), 100])
+def test_depth_does_not_change_what_is_hashed(levels):
+    """However deep a list lies, and whether a save or a patch brought it there."""
+    deep = {"list": ["x" * 1000, "y" * 1000], "pad": "z" * 5000}
+    with holdfast.open("memory:", cache_bytes=0) as store:
+        saved, patched = store.session("saved"), store.session("patched")
+        saved.save(nest("dict", levels, deep))
+        assert saved.verify().ok
+        patched.save(nest("dict", levels, {}))
+        patched.patch(set={(*["k"] * levels, key): value for key, value in deep.items()})
+        assert patched.verify().ok
+        assert saved.get().state_hash == patched.get().state_hash
+        patched.append((*["k"] * levels, "list"), "w" * 1000)
+        saved.save(nest("dict", levels, deep | {"list": [*deep["list"], "w" * 1000]}))
+        assert saved.get().state_hash == patched.get().state_hash
+        assert store.verify().ok
 
 
 def test_deepening_step_by_step_is_refused_or_loads(store):

@@ -79,6 +79,8 @@ def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Mar
     """Marks by seq. A damaged one is told of, and does not hide the others."""
     out: dict[int, Marks] = {}
     for seq, kind, value, body in reader.marks(session, low, high):
+        if type(seq) is not int:
+            continue  # belongs to no checkpoint any more; verify() tells of it
         found = out.get(seq, Marks())
         try:
             rank = records.unseal_mark(records.position(session, seq), kind, value, body)

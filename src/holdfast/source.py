@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from holdfast.codec import rows
 from holdfast.codec.streams import STREAM_BITS, Source
@@ -34,10 +34,13 @@ class StoredSource(Source):
         self._opened: AbstractContextManager[Reader] | None = None
         self._cache: dict[int, rows.ItemRow] = {}
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._opened is not None:
-            self._opened.__exit__(None, None, None)
-            self._opened = self._reader = None
+            opened, self._opened, self._reader = self._opened, None, None
+            opened.__exit__(*error)  # type: ignore[arg-type] # which may raise the error in our own words
 
     @property
     def reader(self) -> Reader:

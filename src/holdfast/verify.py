@@ -214,6 +214,8 @@ class _Audit:
     def _marks(self, last: int | None) -> None:
         for seq, kind, value, body in self._reader.marks(self._number, 0, records.MAX_SEQ):
             try:
+                if type(seq) is not int:
+                    raise Corrupt("a label or tag has lost its checkpoint")
                 records.unseal_mark(records.position(self._number, seq), kind, value, body)
                 if last is not None and not 1 <= seq <= last:
                     self._note(

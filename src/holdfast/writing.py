@@ -185,13 +185,10 @@ class Writer:
         goes_on = tip is not None and tip.place == (number, head.last)
         old = None if tip is None else self._node(tip)
         line = tip.line if goes_on and tip else store.new_stream()
-        source = StoredSource(store.backend)
-        try:
+        with StoredSource(store.backend) as source:
             out = Writes(source, line, store.new_stream)
             node = build(old, out)
             blobs = _blobs(out, source) if out.blobs else []
-        finally:
-            source.close()
         laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs)
         checkpoint = self._seal(tip, number, line, operation, laid, extra, label, tags)
         store.images.put(checkpoint._record.hash, node, tip.hash if goes_on and tip else None)

@@ -76,8 +76,10 @@ def fork(run: Callable[[int], None]) -> Child:
         run(out)
         status = 0
     except BaseException as error:
-        *_, last = traceback.extract_tb(error.__traceback__)
-        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        where = " < ".join(
+            f"{os.path.basename(f.filename)}:{f.lineno}"
+            for f in traceback.extract_tb(error.__traceback__)[::-1]
+        )
         os.write(out, wrong_line(0, f"unexpected: {error!r} at {where}"))
     finally:
         os._exit(status)

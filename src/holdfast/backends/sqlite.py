@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
@@ -136,18 +137,20 @@ class SqliteBackend(Backend):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._release()
                 _open_backends.discard(self)
+                with files.translated(self.path):
+                    self._release()
 
     def _release(self) -> None:
         """Close all connections and wait for those in use."""
         while self._reading:
             self._idle.wait()
-        for connection in [*self._readers, self._writer]:
-            if connection is not None:
-                connection.close()
+        connections = [*self._readers, self._writer]
         self._readers.clear()
         self._writer = None
+        for connection in connections:
+            if connection is not None:
+                connection.close(force=True)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -181,6 +184,8 @@ class SqliteBackend(Backend):
 
     def _roll_back(self, connection: apsw.Connection) -> None:
         try:
+            self._cursor.close(force=True)  # it may hold on to the error
+            self._cursor = connection.cursor()
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except apsw.Error:
@@ -267,6 +272,16 @@ def _name_hash(name: bytes) -> int:
     return xxh3_64_intdigest(name) >> 1
 
 
+def _check_order(keys: list[Any]) -> None:
+    """A damaged tree can hand out keys in any order, for ever."""
+    try:
+        if all(a < b for a, b in pairwise(keys)):
+            return
+    except TypeError:
+        pass
+    raise Corrupt("a table is damaged: its keys are out of order")
+
+
 class _SqliteReader(Reader):
     """Everything bound as parameters; the constants in the text are our own."""
 
@@ -297,7 +312,9 @@ class _SqliteReader(Reader):
 
     def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
         sql = "SELECT num, name, body FROM sessions WHERE name > ? ORDER BY name LIMIT ?"
-        return self._all(sql, after or b"", limit)
+        rows = self._all(sql, after or b"", limit)
+        _check_order([after or b"", *[name for _, name, _ in rows]])
+        return rows
 
     def head(self, session: int) -> bytes | None:
         found: bytes | None = self._one("SELECT body FROM heads WHERE session = ?", session)
@@ -312,27 +329,35 @@ class _SqliteReader(Reader):
     def checkpoints(
         self, session: int, low: int, high: int, limit: int
     ) -> list[tuple[int, bytes, bytes]]:
-        return self._all(
+        rows = self._all(
             "SELECT pos & 0xffffffff, id, body FROM checkpoints WHERE pos BETWEEN ? AND ? "
             "ORDER BY pos LIMIT ?",
             position(session, low),
             position(session, high),
             limit,
         )
+        _check_order([low - 1, *[seq for seq, _, _ in rows], high + 1])
+        return rows
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
-        return self._all(
+        rows = self._all(
             "SELECT pos >> 32, pos & 0xffffffff, id FROM checkpoints "
             "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
             low,
             high,
             limit,
         )
+        for row in rows:
+            if (*map(type, row),) != (int, int, bytes):
+                raise Corrupt("the index of checkpoints' ids is damaged")
+        return rows
 
     def find_key(self, session: int, key: bytes) -> int | None:
         found: int | None = self._one(
             "SELECT seq FROM keys WHERE session = ? AND key = ?", session, key
         )
+        if found is not None and type(found) is not int:
+            raise Corrupt("the index of keys is damaged")
         return found
 
     def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
