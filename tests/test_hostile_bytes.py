@@ -248,6 +248,13 @@ def test_a_declared_size_does_not_open_the_door(size):
         plant(root, streams, size).load()
 
 
+def test_without_a_budget_they_would_laugh(monkeypatch):
+    """A mutant: the tests above notice it."""
+    monkeypatch.setattr("holdfast.codec.load._Loader._spend", lambda self, count: None)
+    root, streams = laughs(4)
+    assert len(plant(root, streams).load()["x"]) == 10
+
+
 def only_ours(call: Callable[..., Any], *args: Any) -> Any:
     """The result, or None if a HoldfastError came out: nothing else may."""
     try:

@@ -300,6 +300,14 @@ def test_what_could_not_be_loaded_is_not_saved(store, value):
     assert len(session) == 1
 
 
+def test_without_the_exact_check_a_lookalike_would_pass(monkeypatch):
+    """A mutant: the tests above notice it."""
+    monkeypatch.setattr(values, "encode_exact", lambda value, depth=0: values.encode(value))
+    with holdfast.open("memory:") as store:
+        store.session("s").save({"v": [bytearray(b"x"), 1]})
+        assert store.session("s").load() == {"v": [b"x", 1]}
+
+
 def looped(kind: str) -> Any:
     loop: list[Any] = [1]
     if kind == "dict":

@@ -121,3 +121,7 @@ class InvalidRequest(HoldfastError, ValueError):
     """The request makes no sense as given. Nothing was written."""
 
     exit_code = 2
+
+
+UNREADABLE = (Corrupt, UnsupportedFormat)
+"""Why a stored row cannot be read: damaged, or of a kind that this version does not know."""

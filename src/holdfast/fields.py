@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypedDict
 
 from holdfast.errors import InvalidRequest
@@ -28,15 +29,17 @@ _TEXTS = ("label", "trigger", "reason", "hint", "key")
 
 
 def check_text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if isinstance(value, Enum):
+        value = value.value
+    if type(value) is not str or not value:
         raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
-    return str(value)
+    return value
 
 
 def check_tags(tags: Any) -> tuple[str, ...]:
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidRequest(f"tags must be a list of strings, not {tags!r}")
-    return tuple(dict.fromkeys(check_text("a tag", t) for t in tags))
+    return tuple(sorted({check_text("a tag", t) for t in tags}))
 
 
 def check(fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:

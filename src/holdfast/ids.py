@@ -27,9 +27,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random.seed)
 
 
-def new_id(parent: bytes | None = None) -> bytes:
-    """A fresh id, greater than `parent`."""
-    ms = time.time_ns() // 1_000_000 - _EPOCH_MS
+def new_id(parent: bytes | None = None, now: int | None = None) -> bytes:
+    """A fresh id, greater than `parent`. `now` is in nanoseconds since 1970."""
+    ms = (now or time.time_ns()) // 1_000_000 - _EPOCH_MS
     fresh = (max(ms, 0) << _RANDOM_BITS) | _random.getrandbits(_RANDOM_BITS)
     if parent is not None:
         floor = int.from_bytes(parent, "big")

@@ -8,6 +8,7 @@ from holdfast import ids
 from holdfast.codec import records
 from holdfast.codec.records import LABEL, TAG, Head, Row
 from holdfast.errors import (
+    UNREADABLE,
     AmbiguousRevision,
     CheckpointNotFound,
     Corrupt,
@@ -36,7 +37,7 @@ def newest(reader: Reader, session: int) -> int:
     """The seq of the newest checkpoint, even if the head's row is damaged."""
     try:
         return read_head(reader, session)[1].last
-    except Corrupt:
+    except UNREADABLE:
         last = 0
         while rows := reader.checkpoints(session, last + 1, records.MAX_SEQ, PAGE):
             last = rows[-1][0]
@@ -85,7 +86,7 @@ def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Mar
         try:
             rank = records.unseal_mark(records.position(session, seq), kind, value, body)
             text = records.decode_name(value)
-        except Corrupt as e:
+        except UNREADABLE as e:
             out[seq] = found._replace(damaged=e.message)
             continue
         if kind == TAG:
@@ -150,7 +151,7 @@ def ancestors(
             if found is None:
                 raise Corrupt(f"the record of checkpoint {at.seq} is missing")
             record = records.unseal_checkpoint(session, at.seq, *found).record
-        except Corrupt as e:
+        except UNREADABLE as e:
             if child is not None:
                 parent, step = child.skip, max(child.step - 1, 0)
             else:
@@ -172,7 +173,7 @@ def family(reader: Reader, session: int) -> Iterator[int]:
         first = reader.checkpoint(at.session, 1)
         try:
             row = records.unseal_checkpoint(at.session, 1, *first) if first else None
-        except Corrupt:
+        except UNREADABLE:
             row = None
         at = origin(reader, row.record) if row else None
 
@@ -315,8 +316,12 @@ def read_head(reader: Reader, session: int) -> tuple[bytes, Head]:
 
 
 def session_agent(reader: Reader, session: int) -> str | None:
+    """The agent that a session was made for; None also if its row is damaged."""
     found = reader.session_by_number(session)
-    return records.unseal_session(session, *found)[1] if found else None
+    try:
+        return records.unseal_session(session, *found)[1] if found else None
+    except UNREADABLE:
+        return None
 
 
 def operations(reader: Reader, session: int, name: str, last: int) -> list[Operation]:
@@ -356,7 +361,7 @@ def listing(reader: Reader, session: int, name: str, low: int, high: int) -> lis
             if id is None:
                 raise Corrupt(f"the record of checkpoint {seq} is missing")
             record = records.unseal_checkpoint(session, seq, id, body).record
-        except Corrupt as e:
+        except UNREADABLE as e:
             record = damaged(seq, id, e.message)
         out.append(_dressed(name, record, marks.get(seq, Marks())))
     return out

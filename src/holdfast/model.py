@@ -61,24 +61,12 @@ class Record(NamedTuple):
 class Checkpoint:
     """An immutable record: what the state was, why it was taken, and its parent."""
 
-    __slots__ = ("_record", "label", "session", "tags")
-
-    session: str
-    label: str | None
-    tags: tuple[str, ...]
-    _record: Record
+    __slots__ = ("_label", "_record", "_session", "_tags")
 
     def __init__(
         self, session: str, record: Record, label: str | None, tags: tuple[str, ...]
     ) -> None:
-        put = object.__setattr__
-        put(self, "session", session)
-        put(self, "_record", record)
-        put(self, "label", label)
-        put(self, "tags", tags)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Checkpoint is immutable (setting {name!r})")
+        self._session, self._record, self._label, self._tags = session, record, label, tags
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self._record.id == other._record.id
@@ -89,6 +77,19 @@ class Checkpoint:
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label is not None else ""
         return f"<Checkpoint {self.id} {self.session!r} step {self.step}{label}>"
+
+    @property
+    def session(self) -> str:
+        """The name of the session it lies in."""
+        return self._session
+
+    @property
+    def label(self) -> str | None:
+        return self._label
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self._tags
 
     @property
     def id(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -19,7 +20,7 @@ def revive(value: Any, model: type[M]) -> M:
         return typing.cast("M", _fit(value, model))
     except InvalidRequest:
         raise
-    except (TypeError, ValueError, KeyError) as e:
+    except (TypeError, ValueError, LookupError, NameError, AttributeError) as e:
         name = getattr(model, "__name__", str(model))
         raise InvalidRequest(
             f"the state does not fit {name}: {e}", hint="load() without as_ returns the plain data"
@@ -30,7 +31,7 @@ def _fit(value: Any, kind: Any) -> Any:
     if kind is Any or isinstance(kind, TypeVar):
         return value
     if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+        return _fit_pydantic(value, kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _fit_dataclass(value, kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -43,9 +44,19 @@ def _fit(value: Any, kind: Any) -> Any:
     if value is not None and origin is tuple and args:
         inner = [args[0]] * len(value) if args[-1] is Ellipsis else args
         return tuple(_fit(v, a) for v, a in zip(value, inner, strict=True))
-    if value is not None and origin is dict and args:
-        return {k: _fit(v, args[1]) for k, v in value.items()}
+    if value is not None and origin in (Sequence, Collection, Iterable) and args:
+        return type(value)(_fit(v, args[0]) for v in value)
+    if value is not None and origin in (dict, Mapping, MutableMapping) and args:
+        return {_fit(k, args[0]): _fit(v, args[1]) for k, v in value.items()}
     return value
+
+
+def _fit_pydantic(value: Any, kind: Any) -> Any:
+    """States are stored by field name, whatever aliases a model has."""
+    try:
+        return kind.model_validate(value, by_name=True, by_alias=True)
+    except TypeError:  # a pydantic that does not know by_name
+        return kind.model_validate(value)
 
 
 def _fit_dataclass(value: Any, kind: type[Any]) -> Any:

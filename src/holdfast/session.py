@@ -112,7 +112,7 @@ class Session:
                 checkpoint = writer.checkpoint(
                     "append", lambda old, out: patching.append(old, where, items, out), extra
                 )
-                writer.grow(key)
+                writer.get_ready(key)
             return checkpoint
 
     def patch(
@@ -142,8 +142,10 @@ class Session:
         try:
             return self._write("patch", build, fields)
         except NotSerializable:
-            for path, value in (*assigned.items(), *grown.items()):
+            for path, value in assigned.items():
                 values.check(value, _dotted(_path(path)))
+            for path, items in grown.items():
+                values.check(items, f"new items of {_dotted(_path(path))}")
             values.check(fields, "fields")
             raise
 

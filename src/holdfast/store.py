@@ -12,7 +12,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.cache import Images
 from holdfast.codec import records
-from holdfast.errors import Corrupt, InvalidRequest
+from holdfast.errors import UNREADABLE, InvalidRequest
 from holdfast.model import SessionInfo
 from holdfast.session import Session
 from holdfast.verify import Report, verify
@@ -109,7 +109,8 @@ class Store:
         after: bytes | None = None
         while True:
             with self.backend.reader() as reader:
-                page = [self._info(reader, *row) for row in reader.sessions(after, _PAGE)]
+                rows = reader.sessions(after, _PAGE)
+                page = [self._info(reader, *row) for row in rows]
             if not page:
                 return
             for info in page:
@@ -118,19 +119,19 @@ class Store:
                 if status is not None and (info.head is None or info.head.status != status):
                     continue
                 yield info
-            after = records.encode_name(page[-1].name)
+            after = rows[-1][1]
 
     @staticmethod
     def _info(reader: Any, number: int, raw: bytes, body: bytes) -> SessionInfo:
-        name = records.decode_name(raw)
-        agent, head, count = None, None, 0
+        name, agent, head, count = raw.decode(errors="backslashreplace"), None, None, 0
         try:
+            name = records.decode_name(raw)
             agent = records.unseal_session(number, raw, body)[1]
             _, at = lineage.read_head(reader, number)
             count = at.last
             place = lineage.Place(number, at.seq)
             head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
-        except Corrupt as e:
+        except UNREADABLE as e:
             return SessionInfo(name, agent, head, count, e.message)
         return SessionInfo(name, agent, head, count)
 

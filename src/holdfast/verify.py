@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
-from holdfast.errors import Corrupt, HoldfastError
+from holdfast.errors import UNREADABLE, Corrupt, HoldfastError
 from holdfast.lineage import Place
 from holdfast.source import StoredSource
 
@@ -109,7 +109,8 @@ class _Audit:
         read_data: bool,
     ) -> None:
         self._reader, self._number, self._raw, self._body = reader, number, raw, body
-        self._name = records.decode_name(raw)
+        self._name = raw.decode("utf-8", "backslashreplace")
+        self._prefix = records.hash_prefix(raw)
         self._source = StoredSource(backend, reader)
         self._data = _DataCheck(self._source) if read_data else None
         self._hashes: dict[int, bytes] = {}
@@ -122,8 +123,9 @@ class _Audit:
 
     def run(self) -> None:
         try:
+            self._name = records.decode_name(self._raw)
             records.unseal_session(self._number, self._raw, self._body)
-        except Corrupt as e:
+        except UNREADABLE as e:
             self._note(e.message, loads=True)
         last = None
         try:
@@ -131,7 +133,7 @@ class _Audit:
             last = head.last
             if not 1 <= head.seq <= last:
                 self._note("the head points at no checkpoint", loads=True)
-        except Corrupt as e:
+        except UNREADABLE as e:
             self._note(e.message, loads=True)
         low = 1
         while True:
@@ -162,37 +164,47 @@ class _Audit:
             row = records.unseal_checkpoint(self._number, seq, id, body)
             node = row.node()
             state_hash = node.hash
-        except Corrupt as e:
+        except UNREADABLE as e:
             self._note(e.message, id)
             return
         fine = True
         if last is not None and seq > last:
             self._note(f"checkpoint {seq} is newer than the session's newest", id, loads=True)
             fine = False
-        if self._reader.find_ids(id, id, 1) != [(self._number, seq, id)]:
-            self._note("its id is not in the index of ids", id, loads=True)
-            fine = False
-        key = row.record.extra.get("key")
-        if key and self._reader.find_key(self._number, records.encode_name(key)) != seq:
-            self._note(f"its key {key!r} is not in the index of keys", id, loads=True)
+        for wrong in self._indexes(row):
+            self._note(wrong, id, loads=True)
             fine = False
         try:
             parent = self._parent_hash(row)
-            expected = records.record_hash(self._raw, seq, id, row.meta, state_hash, parent)
+            expected = records.record_hash(self._prefix, seq, id, row.meta, state_hash, parent)
             if expected != row.record.hash:
                 self._note("its hash does not match its content and history", id, loads=True)
                 fine = False
-        except Corrupt as e:
+        except UNREADABLE as e:
             self._note(f"its parent cannot be read: {e.message}", id, loads=True)
             fine = False
         self._hashes[seq] = row.record.hash
         try:
             if self._data is not None:
                 self._data.check(node)
-        except Corrupt as e:
+        except UNREADABLE as e:
             self._note(e.message, id)
             return
         self.sound += fine
+
+    def _indexes(self, row: records.Row) -> Iterable[str]:
+        """What is wrong with the ways to find a checkpoint."""
+        record = row.record
+        key = record.extra.get("key")
+        try:
+            if self._reader.find_ids(record.id, record.id, 1) != [
+                (self._number, record.seq, record.id)
+            ]:
+                yield "its id is not in the index of ids"
+            if key and self._reader.find_key(self._number, records.encode_name(key)) != record.seq:
+                yield f"its key {key!r} is not in the index of keys"
+        except UNREADABLE as e:
+            yield e.message
 
     def _parent_hash(self, row: records.Row) -> bytes:
         record = row.record
@@ -221,14 +233,14 @@ class _Audit:
                     self._note(
                         f"a mark belongs to checkpoint {seq}, which does not exist", loads=True
                     )
-            except Corrupt as e:
+            except UNREADABLE as e:
                 self._note(e.message, loads=True)
 
     def _operations(self) -> None:
         for number, body in self._reader.operations(self._number, 0, records.MAX_SEQ):
             try:
                 records.unseal_operation(self._number, number, body)
-            except Corrupt as e:
+            except UNREADABLE as e:
                 self._note(e.message, loads=True)
 
 

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.backends.base import Change, Moved
-from holdfast.codec import records, values
-from holdfast.codec.growth import Growth
+from holdfast.codec import records
 from holdfast.codec.nodes import Struct, parse
 from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
 from holdfast.codec.streams import Writes
-from holdfast.errors import Corrupt, HeadMoved, InvalidRequest, SessionExists
+from holdfast.errors import (
+    UNREADABLE,
+    Corrupt,
+    HeadMoved,
+    HoldfastError,
+    InvalidRequest,
+    SessionExists,
+)
+from holdfast.growth import Growth, grow
 from holdfast.lineage import Place
 from holdfast.model import Checkpoint, Record
 from holdfast.source import StoredSource, seal_blob
@@ -68,11 +75,12 @@ class Writer:
     def __init__(self, store: Store, name: str) -> None:
         self.store, self.name = store, name
         self.raw_name = records.encode_name(name)
+        self.hash_prefix = records.hash_prefix(self.raw_name)
         self.number: int | None = None
         self.head, self.head_row = _EMPTY, b""
         self.tip: Tip | None = None
         self.growth: Growth | None = None
-        self.damage: Corrupt | None = None
+        self.damage: HoldfastError | None = None
         """Set when the head cannot be read: other checkpoints can, but nothing be added to it."""
 
     def look(self, reader: Reader) -> None:
@@ -88,7 +96,7 @@ class Writer:
         try:
             self.head_row, self.head = lineage.read_head(reader, self.number)
             self.tip = Tip.read(reader, Place(self.number, self.head.seq))
-        except Corrupt as e:
+        except UNREADABLE as e:
             self.damage = e
 
     def checkpoint(
@@ -122,19 +130,14 @@ class Writer:
                 return checkpoint
 
     def append(self, key: bytes, item: Any, extra: dict[str, Any]) -> Checkpoint | None:
-        """The hot path of one item more; None where it does not apply."""
+        """One item more on the hot path; None where that does not apply."""
         growth, tip = self.growth, self.tip
         if growth is None or tip is None or growth.key != key or tip.place[1] != self.head.last:
             return None
         if type(item) is not dict and type(item) is not str:
             return None
-        grown = growth.append(values.encode_exact(item))
-        if grown is None or self.number is None:
-            return None
-        root, state_hash, size, row = grown
-        laid = _Laid(root, state_hash, size, [row], ())
         try:
-            return self._seal(tip, self.number, tip.line, "append", laid, extra, None, ())
+            return grow(self, growth, tip, item, extra)
         except Moved:
             self.growth = None
             self._catch_up()
@@ -143,7 +146,7 @@ class Writer:
             self.growth = None
             raise
 
-    def grow(self, key: bytes) -> None:
+    def get_ready(self, key: bytes) -> None:
         """Get ready for more items in the list under `key`."""
         tip = self.tip
         node = self.store.images.get(tip.hash) if tip else None
@@ -219,7 +222,7 @@ class Writer:
             step += 1
             created = max(created, before)
         meta = records.metadata(step, created, operation, parent_seq, parent_id, extra)
-        digest = records.record_hash(self.raw_name, seq, id, meta, state_hash, parent_hash)
+        digest = records.record_hash(self.hash_prefix, seq, id, meta, state_hash, parent_hash)
         added = len(root) + sum([len(r[3]) for r in rows]) + sum([len(b[1]) for b in blobs])
         body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root, skip)
         near = None if "origin" in extra else parent_seq

@@ -44,6 +44,11 @@ class Change:
     operation: tuple[int, bytes] | None = None
     """number, row"""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it has neither key, marks nor operation."""
+        return self.key is None and not self.marks and not self.unmarks and self.operation is None
+
 
 class Reader(Protocol):
     """A consistent view: everything read through one reader is of one moment."""

@@ -120,7 +120,7 @@ class SqliteBackend(Backend):
                     connection = self._connect()
                 connection.execute("BEGIN")
                 try:
-                    yield _SqliteReader(connection)
+                    yield _SqliteReader(connection, self.path)
                 finally:
                     connection.execute("ROLLBACK")
                 healthy = True
@@ -157,7 +157,7 @@ class SqliteBackend(Backend):
     def commit(self, change: Change) -> None:
         with self._lock:
             try:
-                connection = self._writing()
+                connection = self._writer or self._writing()
                 _write(connection, self._cursor, change)
             except BaseException:
                 if self._writer is not None:
@@ -221,7 +221,8 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             )
         except apsw.ConstraintError:
             raise SessionExists("a session of this name exists already") from None
-    _write_annotations(execute, change)
+    if not change.plain:
+        _write_annotations(execute, change)
     for digest, body, rewrite in change.blobs:
         execute(_REWRITE if rewrite else _SHARE, (digest, body))
     sql = ""
@@ -285,14 +286,22 @@ def _check_order(keys: list[Any]) -> None:
 class _SqliteReader(Reader):
     """Everything bound as parameters; the constants in the text are our own."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: apsw.Connection, path: Path) -> None:
+        self._connection, self._path = connection, path
 
     def _one(self, sql: str, *bindings: Any) -> Any:
-        return self._connection.execute(sql, bindings).get
+        try:
+            return self._connection.execute(sql, bindings).get
+        except (apsw.Error, UnicodeDecodeError, OverflowError):
+            with files.translated(self._path):
+                raise
 
     def _all(self, sql: str, *bindings: Any) -> list[Any]:
-        return self._connection.execute(sql, bindings).fetchall()
+        try:
+            return self._connection.execute(sql, bindings).fetchall()
+        except (apsw.Error, UnicodeDecodeError, OverflowError):
+            with files.translated(self._path):
+                raise
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
         """Found two ways, so that a damaged index cannot make a session look new."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.codec import values
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -21,11 +23,12 @@ CHUNK = 16 << 10
 class Chunk:
     """Consecutive items: their bytes, where each ends, and nodes for those that are no leaves."""
 
-    __slots__ = ("_hashes", "data", "ends", "nodes")
+    __slots__ = ("_hashes", "_lookalikes", "data", "ends", "nodes")
 
     def __init__(self, data: bytes, ends: list[int], nodes: dict[int, Node]) -> None:
         self.data, self.ends, self.nodes = data, ends, nodes
         self._hashes: list[bytes] | None = None
+        self._lookalikes: bool | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -35,6 +38,12 @@ class Chunk:
 
     def items(self, start: int, stop: int) -> list[Item]:
         return [(self.item(i), self.nodes.get(i)) for i in range(start, stop)]
+
+    def lookalikes(self) -> bool:
+        """Whether equal bytes leave the types of some item open."""
+        if self._lookalikes is None:
+            self._lookalikes = values.has_lookalikes(self.data, len(self))
+        return self._lookalikes
 
     def hashes(self) -> list[bytes]:
         """The hash of each item's value."""

@@ -6,8 +6,6 @@ always noticed. Each big list is encoded once, in C, and compared with its image
 
 from __future__ import annotations
 
-import dataclasses
-from enum import Enum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +32,6 @@ from holdfast.errors import InvalidRequest
 if TYPE_CHECKING:
     from holdfast.codec.streams import Writes
 
-_MAX_SPINE = 64
-
 
 def lay_out(
     value: Any, old: Node | None, out: Writes, *, depth: int = 0, nested: bool = False
@@ -46,7 +42,7 @@ def lay_out(
     """
     value = _plain(value)
     kind = type(value)
-    if kind is dict and depth < _MAX_SPINE:
+    if kind is dict:
         if isinstance(old, Struct) or (isinstance(old, Rope) and old.kind == DICT):
             node = _dict(value, old, out, depth, nested=nested)
             if node is not None:
@@ -56,31 +52,20 @@ def lay_out(
             node = _dict(value, old, out, depth, nested=nested)
             if node is not None:
                 return node
-    elif kind is list and depth < _MAX_SPINE:
+    elif kind is list:
         flat = values.encode(value)
         if splits_list(len(flat), len(value)):
             if isinstance(old, Rope) and old.kind == LIST:
                 return _list_rope(value, flat, old, out, depth)
             return _list(value, flat, old, out, depth, nested=nested)
-    return _whole(values.encode_exact(value), old, out)
+    return _whole(values.encode_exact(value, depth), old, out)
 
 
 def _plain(value: Any) -> Any:
-    """Models as the dicts they are stored as."""
-    while True:
-        kind = type(value)
-        if isinstance(value, Enum):
-            value = value.value
-        elif dataclasses.is_dataclass(kind):
-            return {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
-        elif hasattr(kind, "model_dump") and hasattr(kind, "model_validate"):
-            return value.model_dump()
-        else:
-            return value
-
-
-def _is_text(flat: bytes) -> bool:
-    return flat[0] & 0xE0 == 0xA0 or flat[0] in (0xD9, 0xDA, 0xDB)
+    """Models and enums as the plain data they are stored as."""
+    while (lowered := values.plain(value)) is not value:
+        value = lowered
+    return value
 
 
 def _whole(flat: bytes, old: Node | None, out: Writes) -> Node:
@@ -135,8 +120,8 @@ def _dict(
     keys: list[bytes] = []
     children: list[Node] = []
     for key, child in value.items():
-        name = values.encode_key(key) if type(key) is str else values.encode_exact(key)
-        if not _is_text(name):
+        name = values.encode_key(key) if type(key) is str else values.encode_exact(key, depth)
+        if not values.is_text(name):
             return None
         keys.append(name)
         children.append(lay_out(child, before.get(name), out, depth=depth + 1, nested=nested))
@@ -170,7 +155,7 @@ def _list(
 
 def item(value: Any, old: Node | None, out: Writes, depth: int) -> images.Item:
     """The bytes of a list's item, and its node unless it is a leaf."""
-    flat = values.encode_exact(value)
+    flat = values.encode_exact(value, depth + 1)
     return flat, _inner(value, flat, old, out, depth)
 
 
@@ -191,12 +176,14 @@ def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int
         if m.before + m.after > len(value):
             continue  # common bytes that are not common items
         if m.start == m.stop and m.before + m.after == len(value) == old.count:
+            _check_types(value, known, m, depth)
             return old
         fresh = value[m.before : len(value) - m.after]
         # Encode before laying out: a misaligned suffix must leave no trace in `out`.
-        encoded = [values.encode_exact(v) for v in fresh]
+        encoded = [values.encode_exact(v, depth + 1) for v in fresh]
         if flat[m.start : m.stop] != b"".join(encoded):
             continue
+        _check_types(value, known, m, depth)
         between = ropes.nodes_between(known, m, old.count)
         paired = between if len(fresh) == old.count - m.before - m.after else {}
 
@@ -209,6 +196,32 @@ def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int
         "the state changed while it was being saved",
         hint="do not mutate a state in one thread while another saves it",
     )
+
+
+def _check_types(
+    value: list[Any], known: tuple[images.Chunk, ...], m: images.Match, depth: int
+) -> None:
+    """Items with the same bytes as before must have the same types too.
+
+    Only bytes and tagged values have look-alikes (a bytearray, say); few chunks hold any.
+    """
+    alive = values.fragments_alive()
+    at = 0
+    shift = len(value) - sum([len(c) for c in known])
+    for n, chunk in enumerate(known):
+        if alive or chunk.lookalikes():
+            if n < m.head:
+                same = value[at : at + len(chunk)]
+            elif n >= m.tail:
+                same = value[at + shift : at + shift + len(chunk)]
+            else:
+                head = len(m.head_items) if n == m.head else 0
+                tail = len(m.tail_items) if n == m.tail - 1 else 0
+                end = at + shift + len(chunk)
+                same = value[at : at + head] + value[end - tail : end]
+            for child in same:
+                values.encode_exact(child, depth + 1)
+        at += len(chunk)
 
 
 def _inner(value: Any, flat: bytes, old: Node | None, out: Writes, depth: int) -> Node | None:

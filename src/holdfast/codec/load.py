@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import streams, values
-from holdfast.codec.nodes import BLOB_TAG, DICT, ROPE_TAG, Rope, parse_blob, parse_rope
+from holdfast.codec.nodes import BLOB_TAG, RAW, ROPE_TAG, Rope, parse_blob, parse_rope
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ _SLACK = 1 << 16
 
 def load(stored: bytes, size: int, source: Source) -> Any:
     """The value of a stored encoding whose canonical one has `size` bytes."""
-    return _Loader(source, 2 * size + _SLACK).value(stored)
+    return _Loader(source, size).value(stored)
 
 
 class _Loader:
-    """Follows references, and reads no more than a state of the declared size can need."""
+    """Follows references. What lies inside a value must fit into the size that it declares."""
 
     def __init__(self, source: Source, budget: int) -> None:
         self._source, self._budget = source, budget
@@ -30,7 +30,12 @@ class _Loader:
 
     def _hook(self, tag: int, data: bytes) -> Any:
         if tag == ROPE_TAG:
-            return self._rope(parse_rope(data))
+            rope = parse_rope(data)
+            self._spend(rope.size)
+            outside, self._budget = self._budget, rope.size
+            value = self._rope(rope)
+            self._budget = outside
+            return value
         if tag == BLOB_TAG:
             ref = parse_blob(data)
             self._spend(ref.size)
@@ -40,12 +45,15 @@ class _Loader:
     def _rope(self, rope: Rope) -> Any:
         parts = [rope.header()]
         refs = False
+        held = 0
         for piece in streams.pieces(self._source, rope.extents):
-            self._spend(len(piece.data))
+            held += len(piece.data)
+            if held > 2 * rope.size + _SLACK:
+                raise Corrupt("a rope's items are more than its size")
             parts.append(piece.data)
             refs = refs or piece.refs
         stored = b"".join(parts)
-        if not refs and len(stored) != rope.size and rope.kind != DICT:
+        if len(stored) != rope.size and (rope.kind == RAW or not refs):
             raise Corrupt("a rope's items do not add up to its size")
         return values.decode(stored, self._hook)
 

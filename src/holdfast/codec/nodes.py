@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import ormsgpack
 
 from holdfast.codec import values
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, NotSerializable
 
 if TYPE_CHECKING:
     from holdfast.codec.chunks import Chunk, Item
@@ -232,7 +232,9 @@ Node = Union[Leaf, Blob, Struct, Rope]  # noqa: UP007 - a runtime alias over for
 def parse_blob(payload: bytes) -> Blob:
     try:
         digest, size = ormsgpack.unpackb(payload)
-        if len(digest) != 32 or not 0 <= size <= values.MAX_VALUE:
+        if type(digest) is not bytes or len(digest) != 32 or type(size) is not int:
+            raise ValueError("of wrong types")
+        if not 0 <= size <= values.MAX_VALUE:
             raise ValueError("out of range")
         return Blob(digest, size)
     except (ValueError, TypeError) as e:
@@ -242,11 +244,15 @@ def parse_blob(payload: bytes) -> Blob:
 def parse_rope(payload: bytes) -> Rope:
     try:
         kind, count, size, digest, head, debt, tails, extents = ormsgpack.unpackb(payload)
+        numbers = [kind, count, size, debt, *tails, *extents]
+        if {*map(type, numbers)} != {int} or type(digest) is not bytes or type(head) is not bytes:
+            raise ValueError("of wrong types")
         spans = tuple(zip(extents[::3], extents[1::3], extents[2::3], strict=True))
         if (
             kind not in (LIST, DICT, RAW)
             or len(digest) != 32
             or not 0 <= size <= values.MAX_VALUE
+            or not 0 < count < 1 << 32
             or sum([n for _, _, n in spans]) != count
             or any(s < 0 or a < 0 or n <= 0 for s, a, n in spans)
         ):
@@ -266,7 +272,10 @@ def _follow(tag: int, data: bytes) -> Any:
 def parse(stored: bytes, *, root: bool = False) -> Node:
     """The node of a stored encoding, without following its references."""
     value = values.decode(stored, _follow)
-    node = _build(value, root=root)
+    try:
+        node = _build(value, root=root)
+    except (RecursionError, NotSerializable) as e:
+        raise Corrupt("a stored layout is nested too deeply") from e
     return Leaf(stored) if node is None else node
 
 

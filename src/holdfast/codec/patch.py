@@ -93,26 +93,48 @@ def _name(path: Path) -> str:
 
 def _edit(node: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
     struct = EMPTY if node is None else as_struct(node, out)
-    if struct is None:
-        at = path[: len(path) - len(rest)]
-        raise InvalidRequest(f"{_name(at)} is no dict with string keys, so it has no {rest[0]!r}")
     key = values.encode_key(rest[0])
+    if struct is None or not values.is_text(key):
+        return _edit_whole(node, rest, path, depth, edit, out)
     keys, children = struct.keys, struct.children
-    at_index = keys.index(key) if key in keys else len(keys)
-    old = children[at_index] if at_index < len(keys) else None
-    if len(rest) > 1:
-        if old is None:
-            raise InvalidRequest(f"{_name(path[: len(path) - len(rest) + 1])} does not exist")
-        new: Node | None = _edit(old, rest[1:], path, depth + 1, edit, out)
-    else:
-        new = edit(old, depth + 1)
+    at = keys.index(key) if key in keys else len(keys)
+    old = children[at] if at < len(keys) else None
+    new = _edit_child(old, rest, path, depth, edit, out)
     if new is None:
-        keys = keys[:at_index] + keys[at_index + 1 :]
-        children = children[:at_index] + children[at_index + 1 :]
+        keys, children = keys[:at] + keys[at + 1 :], children[:at] + children[at + 1 :]
     else:
         keys = (*keys, key) if old is None else keys
-        children = (*children[:at_index], new, *children[at_index + 1 :])
+        children = (*children[:at], new, *children[at + 1 :])
     return layout.settle(Struct(DICT, keys, children), node, out, depth)
+
+
+def _edit_child(
+    old: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes
+) -> Node | None:
+    if depth >= values.MAX_DEPTH:
+        raise InvalidRequest(f"{_name(path)} lies too deep")
+    if len(rest) == 1:
+        return edit(old, depth + 1)
+    if old is None:
+        raise InvalidRequest(f"{_name(path[: len(path) - len(rest) + 1])} does not exist")
+    return _edit(old, rest[1:], path, depth + 1, edit, out)
+
+
+def _edit_whole(
+    node: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes
+) -> Node:
+    """A dict that has other keys than plain strings is stored, and so edited, whole."""
+    value = {} if node is None else values.decode(ropes.flatten(node, out.source))
+    if type(value) is not dict:
+        at = path[: len(path) - len(rest)]
+        raise InvalidRequest(f"{_name(at)} is no dict, so it has no {rest[0]!r}")
+    old = Leaf(values.encode(value[rest[0]])) if rest[0] in value else None
+    new = _edit_child(old, rest, path, depth, edit, out)
+    if new is None:
+        del value[rest[0]]
+    else:
+        value[rest[0]] = values.decode(ropes.flatten(new, out.source))
+    return layout.lay_out(value, node, out, depth=depth)
 
 
 def as_struct(node: Node, out: Writes) -> Struct | None:

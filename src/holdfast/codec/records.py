@@ -73,11 +73,16 @@ def metadata(
     return values.encode_exact(fields)
 
 
+def hash_prefix(name: bytes) -> bytes:
+    """What the hashes of all records of a session begin with."""
+    return b"\xc1record" + len(name).to_bytes(4, "big") + name
+
+
 def record_hash(
-    name: bytes, seq: int, id: bytes, meta: bytes, state_hash: bytes, parent_hash: bytes
+    prefix: bytes, seq: int, id: bytes, meta: bytes, state_hash: bytes, parent_hash: bytes
 ) -> bytes:
-    head = b"\xc1record" + len(name).to_bytes(4, "big") + name + seq.to_bytes(4, "big") + id
-    return sha256(head + len(meta).to_bytes(4, "big") + meta + state_hash + parent_hash).digest()
+    head = prefix + seq.to_bytes(4, "big") + id + len(meta).to_bytes(4, "big")
+    return sha256(head + meta + state_hash + parent_hash).digest()
 
 
 def read_extra(meta: bytes) -> dict[str, Any]:
@@ -111,10 +116,8 @@ def seal_checkpoint(
     skip: int | None,
 ) -> bytes:
     payload = ormsgpack.packb([digest, meta, line, size, added, root, skip])
-    address = _address(session, seq, id)
-    if len(payload) <= _PLAIN_MAX:
-        return rows.seal(rows.CHECKPOINT, address, payload, level=rows.PLAIN)
-    return rows.seal(rows.CHECKPOINT, address, payload)
+    level = rows.PLAIN if len(payload) <= _PLAIN_MAX else rows.FAST
+    return rows.seal(rows.CHECKPOINT, _address(session, seq, id), payload, 0, level)
 
 
 def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
@@ -124,12 +127,16 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
         digest, meta, line, size, added, root, skip = ormsgpack.unpackb(payload)
         fields = values.decode(meta)
         step, created_us, operation, parent_seq, parent = fields[:5]
+        numbers = (line, size, added, step, created_us, operation, skip or 0, parent_seq or 0)
+        texts = (digest, meta, root, parent or b"")
+        if {*map(type, numbers)} != {int} or {*map(type, texts)} != {bytes} or size < 0:
+            raise ValueError("of wrong types")
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
         record = Record(
             seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
             _state_hash(root), size, added, skip,
         )  # fmt: skip
-    except (ValueError, TypeError, LookupError) as e:
+    except (ValueError, TypeError, LookupError, AttributeError) as e:
         raise Corrupt(f"{what} does not decode") from e
     return Row(record, meta, line, root)
 
@@ -156,16 +163,16 @@ class Head(NamedTuple):
 
 def unseal_head(session: int, body: bytes) -> Head:
     _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
-    return Head(*_unpack(payload, 4, "the head of a session"))
+    head = Head(*_unpack(payload, 4, "the head of a session"))
+    if {*map(type, head[:3])} != {int} or type(head.parent or 0) is not int:
+        raise Corrupt("the head of a session does not decode")
+    return head
 
 
 def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
-    try:
-        fields: list[Any] = values.decode(payload)
-        if len(fields) == count:
-            return fields
-    except TypeError:
-        pass
+    fields = values.decode(payload)
+    if type(fields) is list and len(fields) == count:
+        return fields
     raise Corrupt(f"{what} does not decode")
 
 
@@ -177,6 +184,8 @@ def seal_session(num: int, name: bytes, created_us: int, agent: str | None) -> b
 def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]:
     _, payload = rows.unseal(rows.SESSION, num ^ xxh3_64_intdigest(name), body, "a session")
     created_us, agent = _unpack(payload, 2, "a session")
+    if type(created_us) is not int or type(agent or "") is not str:
+        raise Corrupt("a session does not decode")
     return created_us, agent
 
 
@@ -196,7 +205,9 @@ def seal_mark(pos: int, kind: int, value: bytes, order: int) -> bytes:
 def unseal_mark(pos: int, kind: int, value: bytes, body: bytes) -> int:
     what = "a label" if kind == LABEL else "a tag"
     _, payload = rows.unseal(rows.MARK, _mark_address(pos, kind, value), body, what)
-    order: int = _unpack(payload, 1, what)[0]
+    order = _unpack(payload, 1, what)[0]
+    if type(order) is not int:
+        raise Corrupt(f"{what} does not decode")
     return order
 
 
@@ -213,4 +224,6 @@ def unseal_operation(
     what = f"operation {number}"
     _, payload = rows.unseal(rows.OPERATION, position(session, number), body, what)
     kind, created_us, last, details = _unpack(payload, 4, what)
+    if (*map(type, (kind, created_us, last, details)),) != (str, int, int, dict):
+        raise Corrupt(f"{what} does not decode")
     return kind, created_us, last, details

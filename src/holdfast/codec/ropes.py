@@ -353,6 +353,8 @@ def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
             stored.append(node.stored)
             digest = sha256(CHAIN + digest + node.hash).digest()
     extent = appender.append(stored, refs=refs)
+    if size > values.MAX_VALUE:
+        raise values.too_big(size)
     count = old.count + len(items)
     if count >= 16 > old.count or count >= 1 << 16 > old.count:
         size += 2
@@ -406,6 +408,8 @@ def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | Non
 
 def spill(node: Struct, old: Node | None, out: Writes) -> Rope:
     """A dict too big to lie inline: its entries in a stream."""
+    if node.size > values.MAX_VALUE:
+        raise values.too_big(node.size)
     rope = old if isinstance(old, Rope) and old.kind == DICT else None
     known = entries(rope, out.source) if rope else None
     new = [k + c.stored for k, c in zip(node.keys, node.children, strict=True)]

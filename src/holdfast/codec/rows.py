@@ -32,6 +32,7 @@ _FLAGS = [bytes((n,)) for n in range(256)]
 PLAIN, FAST, DENSE = 0, 1, 3
 """How hard to compress: not at all, quickly, or well (a zstd level)."""
 _COMPRESS_FROM = 128
+_SMALL = 16 << 20
 _local = threading.local()  # zstd contexts are not safe to share between threads
 
 
@@ -49,11 +50,16 @@ def seal(kind: int, address: int, payload: bytes, flags: int = 0, level: int = F
     """The bytes to store for `payload` at `address`."""
     if level and len(payload) >= _COMPRESS_FROM:
         packed = _zstd(level).compress(payload)
-        if len(packed) < len(payload):
+        if len(packed) < len(payload) <= _bound(len(packed)):
             payload = packed
             flags |= ZSTD
     body = _FLAGS[flags] + payload
     return xxh3_64_digest(body, (kind + address) & _MASK) + body
+
+
+def _bound(packed: int) -> int:
+    """What so many compressed bytes may expand to. Beyond it rows are stored as they are."""
+    return min(max(_SMALL, 1000 * packed), MAX_VALUE + _SMALL)
 
 
 def unseal(kind: int, address: int, row: bytes, what: str) -> tuple[int, bytes]:
@@ -71,7 +77,7 @@ def _expand(packed: bytes, what: str) -> bytes:
     """Decompress within bounds: a frame must declare its size, and a sane one."""
     try:
         size = zstandard.frame_content_size(packed)
-        if 0 <= size <= MAX_VALUE:
+        if 0 <= size <= _bound(len(packed)):
             data: bytes = _zstd(PLAIN).decompress(packed, allow_extra_data=False)
             return data
     except (zstandard.ZstdError, ValueError) as e:
@@ -109,6 +115,8 @@ def unseal_items(address: int, row: bytes, what: str) -> ItemRow:
         ends: list[int] = []
         end = 0
         for n in lengths:
+            if type(n) is not int:
+                raise TypeError("not a length")
             end += n
             ends.append(end)
     except (ValueError, TypeError) as e:

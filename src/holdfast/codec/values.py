@@ -18,11 +18,12 @@ import zoneinfo
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import ormsgpack
-from ormsgpack import Ext
+from ormsgpack import Ext, Fragment
 
 from holdfast.errors import Corrupt, HoldfastError, NotSerializable
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
     Hook = Callable[[int, bytes], Any]
 
-MAX_DEPTH = 200
-"""Nesting up to here is always accepted; beyond about 250 levels a value is refused."""
-MAX_VALUE = 1 << 30
+MAX_DEPTH = 100
+"""How deep a state may be nested, counted from its root."""
+MAX_VALUE = 512 << 20
 """Bytes of one encoded value, and of one stored row once expanded."""
 
 TUPLE, SET, FROZENSET, BIGINT, STR, DICT = 1, 2, 3, 4, 5, 6
@@ -55,6 +56,9 @@ _unpackb = ormsgpack.unpackb
 # encoder accepts more types than it gives back (bytearray, memoryview, Ext, Fragment).
 _BIN_OR_EXT = [bytes((n,)) for n in (*range(0xC4, 0xCA), *range(0xD4, 0xD9))]
 _GC_PAUSE_BYTES = 1 << 17
+_UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+# A Fragment is copied into the output unseen. Each one that lives holds on to its type.
+_FRAGMENTS = getrefcount(Fragment)
 _TEXT = {str, int, float, bool, type(None)}
 
 
@@ -66,22 +70,73 @@ def encode(value: Any) -> bytes:
         # Either a value that the fast path cannot do exactly, or one to be refused: the walk tells.
         data = _packb(_walk(value, "state", 0), None, _PACK)
     if len(data) > MAX_VALUE:
-        raise NotSerializable(
-            f"{len(data)} bytes in one value", hint=f"the limit is {MAX_VALUE} bytes"
-        )
+        raise too_big(len(data))
     return data
 
 
-def encode_exact(value: Any) -> bytes:
-    """Like `encode`, and sure of the types. For values that are about to be written."""
-    data = encode(value)
+def encode_exact(value: Any, depth: int = 0) -> bytes:
+    """Like `encode`, and sure of types and depth. For values that are about to be written.
+
+    `depth` is how deep in the state the value lies.
+    """
+    try:
+        data = _packb(value, _lower, _PACK)
+    except (TypeError, ValueError, RecursionError):
+        data = _packb(_walk(value, "state", depth), None, _PACK)
     kind = type(value)
+    if len(data) > MAX_VALUE:
+        raise too_big(len(data))
     if kind is str or (kind is dict and {*map(type, value.values())} <= _TEXT):
         return data  # text or a plain message: nothing in it that could be converted
+    if fragments_alive():
+        return _packb(_walk(value, "state", depth), None, _PACK)
     for byte in _BIN_OR_EXT:
         if byte in data:
-            return _packb(_walk(value, "state", 0), None, _PACK)
+            return _packb(_walk(value, "state", depth), None, _PACK)
+    if _deeper_than(value, MAX_DEPTH - depth):
+        _walk(value, "state", depth)  # raises, with the path
     return data
+
+
+def has_lookalikes(data: bytes, count: int) -> bool:
+    """Whether `count` encodings hold bytes or tagged values, to which other types encode too."""
+    if not any(byte in data for byte in _BIN_OR_EXT):
+        return False
+    tagged = False
+
+    def note(_: int, __: bytes) -> None:
+        nonlocal tagged
+        tagged = True
+
+    items = decode(array_header(count) + data, note)
+    return tagged or _holds_bytes(items)
+
+
+def _holds_bytes(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return any(_holds_bytes(v) for v in value.values())
+    if kind is list:
+        return any(_holds_bytes(v) for v in value)
+    return kind is bytes
+
+
+def fragments_alive() -> bool:
+    return getrefcount(Fragment) != _FRAGMENTS
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    kind = type(value)
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return False
+    return levels < 0 or any(_deeper_than(v, levels - 1) for v in value)
+
+
+def too_big(size: int, path: str = "state") -> NotSerializable:
+    hint = f"the limit is {MAX_VALUE} bytes"
+    return NotSerializable(f"{size} bytes in one value", path=path, hint=hint)
 
 
 @lru_cache(maxsize=4096)
@@ -92,20 +147,33 @@ def encode_key(key: str) -> bytes:
 
 def check(value: Any, path: str) -> None:
     """Refuse what cannot be stored, naming its path below `path`."""
-    _walk(value, path, 0)
+    size = len(_packb(_walk(value, path, 0), None, _PACK))
+    if size > MAX_VALUE:
+        raise too_big(size, path)
 
 
 def decode(data: bytes, hook: Hook | None = None) -> Any:
     """The value of a canonical encoding. `hook` resolves references in stored bytes."""
+    hook = hook or decode_tag
+    raised: list[BaseException] = []
+
+    def guarded(tag: int, payload: bytes) -> Any:
+        try:
+            return hook(tag, payload)
+        except BaseException as e:
+            raised.append(e)  # the C decoder would replace it by a word of its own
+            raise
+
     pause = len(data) > _GC_PAUSE_BYTES and gc.isenabled()
     if pause:
         gc.disable()  # thousands of new containers, none of them garbage
     try:
-        return _unpackb(data, ext_hook=hook or decode_tag)
-    except HoldfastError:
-        raise
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
-        raise Corrupt(f"stored bytes do not decode: {e}") from e
+        return _unpackb(data, ext_hook=guarded)
+    except _UNDECODABLE as e:
+        cause = raised[0] if raised else e
+        if isinstance(cause, _UNDECODABLE) and not isinstance(cause, HoldfastError):
+            raise Corrupt(f"stored bytes do not decode: {cause}") from cause
+        raise cause from None
     finally:
         if pause:
             gc.enable()
@@ -117,14 +185,25 @@ def _lower(value: Any) -> Any:
     tag = _TAGGERS.get(kind)
     if tag is not None:
         return tag(value)
+    lowered = plain(value)
+    if lowered is value:
+        raise TypeError(_describe(value))
+    return lowered
+
+
+def plain(value: Any) -> Any:
+    """Enums and models as the plain data they are stored as; anything else as it is."""
+    kind = type(value)
     if isinstance(value, Enum):
         return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    dump = getattr(kind, "model_dump", None)
-    if dump is not None and hasattr(kind, "model_validate"):
-        return dump(value)
-    raise TypeError(_describe(value))
+    try:
+        if dataclasses.is_dataclass(kind):
+            return {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
+        if hasattr(kind, "model_dump") and hasattr(kind, "model_validate"):
+            return value.model_dump(serialize_as_any=True, round_trip=True)
+    except Exception as e:
+        raise NotSerializable(f"{kind.__name__} cannot be turned into plain data: {e}") from e
+    return value
 
 
 def _describe(value: Any) -> str:
@@ -167,15 +246,17 @@ def _walk(value: Any, path: str, depth: int) -> Any:
             raise NotSerializable(str(e), path=path) from None
     try:
         lowered = _lower(value)
+    except NotSerializable as e:
+        raise NotSerializable(e.message.partition(": ")[2], path=path) from e.__cause__
     except TypeError as e:
         raise NotSerializable(str(e), path=path) from None
-    return _walk(lowered, path, depth + 1)
+    return _walk(lowered, path, depth)
 
 
 def _walk_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
     pairs: list[Any] = []
     plain = True
-    seen: set[bytes] = set()
+    seen: set[Any] = set()
     for key, item in value.items():
         name = _key_name(key)
         if isinstance(key, Enum):
@@ -186,10 +267,9 @@ def _walk_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
             )
         lowered = _walk(key, f"{path}{name}", depth + 1)
         plain = plain and type(lowered) is str
-        unique = _packb(lowered, None, _PACK)
-        if unique in seen:
+        if key in seen:
             raise NotSerializable("two keys are the same once stored", path=f"{path}{name}")
-        seen.add(unique)
+        seen.add(key)
         pairs += (lowered, _walk(item, f"{path}{name}", depth + 1))
     if plain:
         return dict(zip(pairs[::2], pairs[1::2], strict=True))
@@ -211,8 +291,13 @@ def _bigint(value: int) -> Ext:
 def _set_ext(tag: int, items: Any, path: str = "state") -> Ext:
     # Sorted by encoding: iteration order differs from process to process, bytes must not.
     encoded = sorted(_packb(v, _lower, _PACK) for v in items)
-    if len(set(encoded)) != len(encoded):
-        raise NotSerializable("two elements of a set are the same once stored", path=path)
+    try:
+        if len({decode(e) for e in encoded}) != len(encoded):
+            raise NotSerializable("two elements of a set are the same once stored", path=path)
+    except TypeError:
+        raise NotSerializable(
+            "an element of a set is stored as plain data that no set can hold", path=path
+        ) from None
     return Ext(tag, array_header(len(encoded)) + b"".join(encoded))
 
 
@@ -224,15 +309,28 @@ def _datetime(value: dt.datetime) -> Ext:
     offset = _offset(value.utcoffset())
     if value.tzinfo is not None and offset is None:
         raise TypeError("a datetime whose time zone has no UTC offset cannot be stored exactly")
-    zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
-    return Ext(DATETIME, _packb([value.replace(tzinfo=None).isoformat(), value.fold, offset, zone]))
+    naive = value.replace(tzinfo=None).isoformat()
+    return Ext(DATETIME, _packb([naive, value.fold, offset, *_zone_names(value.tzinfo)]))
 
 
 def _time(value: dt.time) -> Ext:
     offset = _offset(value.utcoffset())
-    if value.tzinfo is not None and offset is None:
+    key, name = _zone_names(value.tzinfo)
+    if value.tzinfo is not None and offset is None and key is None:
         raise TypeError("a time whose time zone has no fixed UTC offset cannot be stored exactly")
-    return Ext(TIME, _packb([value.replace(tzinfo=None).isoformat(), value.fold, offset]))
+    naive = value.replace(tzinfo=None).isoformat()
+    return Ext(TIME, _packb([naive, value.fold, offset, key, name]))
+
+
+def _zone_names(zone: dt.tzinfo | None) -> tuple[str | None, str | None]:
+    """The key of a ZoneInfo, and the name given to a fixed offset."""
+    if isinstance(zone, zoneinfo.ZoneInfo):
+        return zone.key, None
+    if type(zone) is dt.timezone and zone.tzname(None) != dt.timezone(zone.utcoffset(None)).tzname(
+        None
+    ):
+        return None, zone.tzname(None)
+    return None, None
 
 
 _TAGGERS: dict[type, Callable[[Any], Ext]] = {
@@ -250,34 +348,40 @@ _TAGGERS: dict[type, Callable[[Any], Ext]] = {
 _SCALARS = {str, int, float, bool, type(None), bytes, *_TAGGERS} - {tuple, set, frozenset}
 
 
-def _zone(offset: int | None, key: str | None = None) -> dt.tzinfo | None:
-    if key is not None:
-        try:
-            return zoneinfo.ZoneInfo(key)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
-            pass  # this machine's zone tables lack it: the same instant, by its offset
-    return None if offset is None else dt.timezone(dt.timedelta(microseconds=offset))
+@lru_cache(maxsize=1)
+def _known_zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones())
+
+
+def _zone(offset: int | None, key: str | None, name: str | None) -> dt.tzinfo | None:
+    # Only zones that this machine lists: for others zoneinfo would import by the stored name.
+    if key is not None and key in _known_zones():
+        return zoneinfo.ZoneInfo(key)
+    if offset is None:
+        return None
+    delta = dt.timedelta(microseconds=offset)
+    return dt.timezone(delta) if name is None else dt.timezone(delta, name)
 
 
 def _load_datetime(data: bytes) -> dt.datetime:
-    text, fold, offset, key = _unpackb(data)
-    return dt.datetime.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset, key))
+    text, fold, offset, key, name = _unpackb(data)
+    return dt.datetime.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset, key, name))
 
 
 def _load_time(data: bytes) -> dt.time:
-    text, fold, offset = _unpackb(data)
-    return dt.time.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset))
+    text, fold, offset, key, name = _unpackb(data)
+    return dt.time.fromisoformat(text).replace(fold=fold, tzinfo=_zone(offset, key, name))
 
 
 def _load_dict(data: bytes) -> dict[Any, Any]:
-    pairs = _unpackb(data, ext_hook=decode_tag)
+    pairs = decode(data)
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 _LOADERS: dict[int, Callable[[bytes], Any]] = {
-    TUPLE: lambda d: tuple(_unpackb(d, ext_hook=decode_tag)),
-    SET: lambda d: set(_unpackb(d, ext_hook=decode_tag)),
-    FROZENSET: lambda d: frozenset(_unpackb(d, ext_hook=decode_tag)),
+    TUPLE: lambda d: tuple(decode(d)),
+    SET: lambda d: set(decode(d)),
+    FROZENSET: lambda d: frozenset(decode(d)),
     BIGINT: lambda d: int.from_bytes(d, "big", signed=True),
     STR: lambda d: d.decode("utf-8", "surrogatepass"),
     DICT: _load_dict,
@@ -307,6 +411,10 @@ def map_header(n: int) -> bytes:
     if n < 16:
         return bytes((0x80 | n,))
     return b"\xde" + n.to_bytes(2, "big") if n < 1 << 16 else b"\xdf" + n.to_bytes(4, "big")
+
+
+def is_text(flat: bytes) -> bool:
+    return flat[0] & 0xE0 == 0xA0 or flat[0] in (0xD9, 0xDA, 0xDB)
 
 
 _LONG_HEADERS = {

@@ -1,0 +1,59 @@
+"""Writes a golden store: `python -m tests.golden.make tests/golden/v2.db`.
+
+Run once for each version of the format, when it is released. A golden store is never written
+again: that today's code makes the same file proves nothing, that it reads an old one does.
+"""
+
+import sys
+from pathlib import Path
+
+import holdfast
+from holdfast import ToolCall, Usage
+from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
+
+
+def make(path: Path) -> None:
+    with holdfast.open(path, create=True) as store:
+        talk = store.session("talk", agent="golden")
+        talk.save({"messages": [message(0)], "budget": 900}, label="start", tags=["a", "ä"])
+        for n in range(1, 66):
+            talk.append("messages", message(n))
+        talk.patch(
+            set={"budget": 850},
+            append={"messages": [message(66), message(67)]},
+            trigger="manual",
+            status="halted",
+            reason="asked to",
+            usage=Usage(1200, 0.25),
+            pending=[ToolCall("call-1", "search", {"q": "x"}, {"try": 1})],
+            hint="go on",
+            meta={"user": "u1", "when": (1, 2)},
+            key="external-1",
+        )
+        state = talk.load()
+        state["messages"][40]["content"] = "edited"
+        talk.save(state)
+        talk.label("@", "edited")
+        state["messages"][:60] = [{"role": "system", "content": "A summary."}]
+        talk.save(state, label="compacted")
+
+        other = talk.fork("talk/other", at="edited")
+        other.append("messages", message(68))
+        talk.rewind("start")
+        talk.save({"messages": [message(0), message(1)], "budget": 1})
+        talk.tag("start", "kept")
+
+        store.session("values").save(VALUES)
+
+        work = store.session("\ud800 work")
+        work.save({"files": FILES, "essay": ESSAY, "nested": NESTED, "numbers": [*range(1600)]})
+        work.patch(set={("files", "src/file5.py"): f"# new\n{TEXT * 12}"})
+        work.patch(set={"essay": f"{ESSAY}The end. {TEXT}"})
+        work.append(("nested", "channels", "log"), [message(99), TEXT * 40])
+        work.patch(drop=["numbers"])
+        store.session("list").save([TEXT * 50, 1, [2]])
+        store.session("scalar").save(7)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
