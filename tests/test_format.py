@@ -10,6 +10,9 @@ import apsw
 import pytest
 
 import holdfast
+from holdfast import ids
+from holdfast.backends import sqlite_file
+from holdfast.codec import nodes, records, values
 from tests.exact import same
 from tests.format_reader import Bad, Store
 from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
@@ -127,7 +130,12 @@ def test_values_fields_and_names(store, path):
     session = store.session("values")
     session.save(VALUES)
     session.save([VALUES, [VALUES] * 3])
-    for odd in (None, 7, "text", "\ud800", b"", (), {}, [], {1: 2}, {"a": {}}, TEXT * 200):
+    deep: Any = [TEXT * 12] * 4
+    for _ in range(60):
+        deep = [deep]
+    session.save({"deep": deep, "more": {"deep": deep}})
+    odds: list[Any] = [None, 7, "text", "\ud800", b"", (), {}, [], {1: 2}, {"a": {}}, TEXT * 200]
+    for odd in odds:
         session.save(odd)
     for name in ("\ud800", "a/b", "x" * 9000, "😀"):
         store.session(name).save({"name": name}, meta={"tuple": (1, 2), "set": {3}}, key=name)
@@ -213,6 +221,25 @@ def test_the_reader_notices_damage(store, path):
             db.execute(f"UPDATE {table} SET body = ? WHERE body = ?", (before, body))
     db.close()
     compare(path)
+
+
+def test_the_page_has_the_numbers():
+    """What is copied into the page, from the code that it is copied from."""
+    page = (GOLDEN.parent.parent / "docs/format.md").read_text("utf-8")
+    guide = (GOLDEN.parent.parent / "docs/guide.md").read_text("utf-8")
+    for text in (page, guide):
+        assert f"{values.MAX_DEPTH} levels" in text
+        assert f"{values.MAX_VALUE >> 20} MiB" in text
+    for sql in sqlite_file.SCHEMA.values():
+        assert f"\n{sql};\n" in page
+    assert f"version **{sqlite_file.FORMAT}**" in page
+    assert f"{sqlite_file.APPLICATION_ID:#010X}".replace("X", "x") in page
+    assert f"|*E*\\| > {nodes.LIST_FLAT} and \\|*E*\\| ≥ {nodes.LIST_ITEM} *n*" in page
+    assert f"|*E*\\| > {nodes.DICT_FLAT} and \\|*E*\\| ≥ {nodes.DICT_ITEM} *n*" in page
+    assert f"*n* ≤ {nodes.ROOT_KEYS}," in page
+    for name, short in records.FIELDS.items():
+        assert f"| `{short}` | {name} |" in page
+    assert ids.ALPHABET in page
 
 
 # -- golden stores: what an older version wrote always loads ---------------------------------------

@@ -488,7 +488,8 @@ import sys
 import ormsgpack
 from holdfast.codec import nodes, values
 ext = lambda tag, data: b"\\xc9" + len(data).to_bytes(4, "big") + bytes((tag,)) + data
-moment = lambda zone: ext(values.DATETIME, ormsgpack.packb(["2024-01-01T00:00:00", 0, 0, zone]))
+pack = ormsgpack.packb
+moment = lambda zone: ext(values.DATETIME, pack(["2024-01-01T00:00:00", 0, 0, zone, None]))
 for zone in ("UTC", "No/Where"):
     values.decode(moment(zone))  # what the standard library itself needs, once
 FORBIDDEN = "os.system os.exec subprocess.Popen pickle.find_class ctypes.dlopen".split()

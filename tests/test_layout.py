@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def thing(rng: random.Random, depth: int = 0):
 
 
 def message(rng: random.Random, i: int):
-    m = {
+    m: dict[str, Any] = {
         "role": rng.choice(["user", "assistant", "tool"]),
         "content": text(rng, rng.choice([60, 400, 1200])),
     }

@@ -68,6 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     processes: ClassVar[bool] = False
     cache_bytes: ClassVar[int] = 64 << 20
+    store: holdfast.Store
 
     def open(self) -> holdfast.Store:
         raise NotImplementedError
@@ -143,7 +144,9 @@ class StoreMachine(RuleBasedStateMachine):
         state = copy.deepcopy(model.state) if model.head is not None else {}
         if not can_append(state):
             return
-        changes = {f"p{rng.randrange(6)}": thing(rng, 2) for _ in range(rng.randrange(3))}
+        changes: dict[Any, Any] = {
+            f"p{rng.randrange(6)}": thing(rng, 2) for _ in range(rng.randrange(3))
+        }
         drop = [k for k in state if k not in changes and k.startswith("p")][:1]
         parent = model.head
         checkpoint = self.current(name, which).patch(set=changes, drop=drop)

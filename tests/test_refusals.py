@@ -383,7 +383,7 @@ def test_the_deepest_that_is_accepted_loads(kind, leaf):
         assert values.MAX_DEPTH - 4 <= accepted < 390
 
 
-@pytest.mark.parametrize("levels", [50, *range(60, 68), 100])
+@pytest.mark.parametrize("levels", [1, 30, *range(55, 62)])
 def test_depth_does_not_change_what_is_hashed(levels):
     """However deep a list lies, and whether a save or a patch brought it there."""
     deep = {"list": ["x" * 1000, "y" * 1000], "pad": "z" * 5000}

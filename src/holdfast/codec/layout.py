@@ -40,6 +40,8 @@ def lay_out(
 
     `nested` says that the value lies inside an item of a rope, where small lists stay inline.
     """
+    if depth > values.MAX_DEPTH:
+        raise values.too_deep()
     value = _plain(value)
     kind = type(value)
     if kind is dict:

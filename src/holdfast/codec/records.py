@@ -32,6 +32,7 @@ FIELDS = {
 }  # fmt: skip
 _NAMES = {short: name for name, short in FIELDS.items()}
 _PLAIN_MAX = 384
+_MAYBE_INT = (int, type(None))
 
 
 def encode_name(name: str) -> bytes:
@@ -127,11 +128,18 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
         digest, meta, line, size, added, root, skip = ormsgpack.unpackb(payload)
         fields = values.decode(meta)
         step, created_us, operation, parent_seq, parent = fields[:5]
-        numbers = (line, size, added, step, created_us, operation, skip or 0, parent_seq or 0)
-        texts = (digest, meta, root, parent or b"")
-        if {*map(type, numbers)} != {int} or {*map(type, texts)} != {bytes} or size < 0:
+        numbers = (line, size, added, step, created_us, operation)
+        if (
+            {*map(type, numbers)} != {int}
+            or {*map(type, (digest, meta, root))} != {bytes}
+            or type(skip) not in _MAYBE_INT
+            or type(parent_seq) not in _MAYBE_INT
+            or type(parent) not in (bytes, type(None))
+            or size < 0
+        ):
             raise ValueError("of wrong types")
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
+        _check_extra(extra)
         record = Record(
             seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
             _state_hash(root), size, added, skip,
@@ -139,6 +147,20 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
     except (ValueError, TypeError, LookupError, AttributeError) as e:
         raise Corrupt(f"{what} does not decode") from e
     return Row(record, meta, line, root)
+
+
+def _check_extra(extra: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless the optional fields have the shapes they should."""
+    for name, value in extra.items():
+        if name == "usage":
+            tokens, cost = value
+            fits = type(tokens) is int and type(cost) in (int, float)
+        elif name == "pending":
+            fits = all(type(call) is list and len(call) == 4 for call in value)
+        else:
+            fits = type(value) is (dict if name == "meta" else str)
+        if not fits:
+            raise ValueError(name)
 
 
 def _state_hash(root: bytes) -> Callable[[], bytes]:
@@ -164,7 +186,7 @@ class Head(NamedTuple):
 def unseal_head(session: int, body: bytes) -> Head:
     _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
     head = Head(*_unpack(payload, 4, "the head of a session"))
-    if {*map(type, head[:3])} != {int} or type(head.parent or 0) is not int:
+    if {*map(type, head[:3])} != {int} or type(head.parent) not in _MAYBE_INT:
         raise Corrupt("the head of a session does not decode")
     return head
 
@@ -184,7 +206,7 @@ def seal_session(num: int, name: bytes, created_us: int, agent: str | None) -> b
 def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]:
     _, payload = rows.unseal(rows.SESSION, num ^ xxh3_64_intdigest(name), body, "a session")
     created_us, agent = _unpack(payload, 2, "a session")
-    if type(created_us) is not int or type(agent or "") is not str:
+    if type(created_us) is not int or type(agent) not in (str, type(None)):
         raise Corrupt("a session does not decode")
     return created_us, agent
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Hook = Callable[[int, bytes], Any]
 
-MAX_DEPTH = 100
+MAX_DEPTH = 64
 """How deep a state may be nested, counted from its root."""
 MAX_VALUE = 512 << 20
 """Bytes of one encoded value, and of one stored row once expanded."""
@@ -134,6 +134,11 @@ def _deeper_than(value: Any, levels: int) -> bool:
     return levels < 0 or any(_deeper_than(v, levels - 1) for v in value)
 
 
+def too_deep(path: str = "state") -> NotSerializable:
+    what = f"nested deeper than {MAX_DEPTH} levels, or contains itself"
+    return NotSerializable(what, path=path)
+
+
 def too_big(size: int, path: str = "state") -> NotSerializable:
     hint = f"the limit is {MAX_VALUE} bytes"
     return NotSerializable(f"{size} bytes in one value", path=path, hint=hint)
@@ -215,9 +220,7 @@ def _describe(value: Any) -> str:
 def _walk(value: Any, path: str, depth: int) -> Any:
     """`value` rebuilt from what the C encoder does exactly, or refused with its path."""
     if depth > MAX_DEPTH:
-        raise NotSerializable(
-            f"nested deeper than {MAX_DEPTH} levels, or contains itself", path=_shorten(path)
-        )
+        raise too_deep(_shorten(path))
     kind = type(value)
     if kind is str:
         if value.isascii():
@@ -356,7 +359,10 @@ def _known_zones() -> frozenset[str]:
 def _zone(offset: int | None, key: str | None, name: str | None) -> dt.tzinfo | None:
     # Only zones that this machine lists: for others zoneinfo would import by the stored name.
     if key is not None and key in _known_zones():
-        return zoneinfo.ZoneInfo(key)
+        try:
+            return zoneinfo.ZoneInfo(key)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+            pass  # listed and yet not there: the same instant, by its offset
     if offset is None:
         return None
     delta = dt.timedelta(microseconds=offset)
