@@ -289,7 +289,7 @@ COLLIDING: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", COLLIDING, ids=str)
+@pytest.mark.parametrize("value", COLLIDING, ids=lambda v: type(v).__name__)
 def test_what_could_not_be_loaded_is_not_saved(store, value):
     session = fresh(store)
     session.save({"ok": 1})
