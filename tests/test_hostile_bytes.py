@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 import holdfast
-from holdfast.codec import nodes, records, rows, values
+from holdfast.codec import nodes, records, rows, values, wire
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt, HoldfastError, Unavailable, UnsupportedFormat
 
@@ -300,7 +300,7 @@ HOSTILE = st.one_of(
     PACKED,
     TAGGED,
     damaged(),
-    st.lists(TAGGED, max_size=3).map(lambda t: values.array_header(len(t)) + b"".join(t)),
+    st.lists(TAGGED, max_size=3).map(lambda t: wire.array_header(len(t)) + b"".join(t)),
     st.builds(lambda n, data: b"\x91" * n + data, st.integers(200, 1100), PACKED),
     st.builds(lambda n, data: b"\x81\xa1a" * n + data, st.integers(200, 1100), PACKED),
 )

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 import holdfast
-from holdfast.codec import values
+from holdfast.codec import values, wire
 from tests.test_layout import message, mutate, thing
 
 SEEDS = st.integers(0, 2**32)
@@ -53,7 +53,7 @@ class ModelSession:
 
 def can_append(state: Any) -> bool:
     """Whether the state is a dict of string keys whose "messages" are a list, if there are any."""
-    plain = type(state) is dict and values.is_map(values.encode(state))
+    plain = type(state) is dict and wire.is_map(values.encode(state))
     return plain and type(state.get("messages", [])) is list
 
 

@@ -67,7 +67,8 @@ def at(node: Node | None, steps: tuple[str | int, ...], source: Source) -> Node 
                 )
                 node = struct.children[step] if inside else None  # type: ignore[index]
         else:
-            return _inside(values.decode(ropes.flatten(node, source)), steps[n:])
+            flat = ropes.flatten(node, source)
+            return _inside(values.decode(flat, values.keep_tags), steps[n:])
     return node
 
 

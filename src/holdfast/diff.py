@@ -102,8 +102,8 @@ def _entries(node: Node, source: Source) -> dict[bytes, Node] | None:
     if isinstance(node, Struct) and node.kind == DICT:
         return dict(zip(node.keys, node.children, strict=True))
     if isinstance(node, Leaf):
-        value = values.decode(node.flat)
-        if type(value) is dict and all(type(k) is str for k in value):
+        value = values.decode(node.flat, values.keep_tags)
+        if type(value) is dict:
             return {values.encode(k): Leaf(values.encode(v)) for k, v in value.items()}
     return None
 

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_digest
 
 from holdfast import ids
 from holdfast.backends.base import Change
-from holdfast.codec import records, values
+from holdfast.codec import records, values, wire
 from holdfast.codec.nodes import (
     CHAIN,
     DICT,
@@ -61,7 +61,7 @@ class Growth:
         """The record whose image this one grows from."""
         self.key, self.at, self.rope = root.keys[at], at, rope
         keys, children = root.keys, root.children
-        parts = [values.map_header(len(keys))]
+        parts = [wire.map_header(len(keys))]
         for key, child in zip(keys, children, strict=True):
             parts += (key, child.stored)
         self.before, self.after = b"".join(parts[: 2 * at + 2]), b"".join(parts[2 * at + 3 :])

@@ -151,6 +151,8 @@ def ancestors(
             if found is None:
                 raise Corrupt(f"the record of checkpoint {at.seq} is missing")
             record = records.unseal_checkpoint(session, at.seq, *found).record
+            if child is not None and child.parent not in (None, record.id):
+                raise Corrupt(f"checkpoint {at.seq} is not the parent that its child names")
         except UNREADABLE as e:
             if child is not None:
                 parent, step = child.skip, max(child.step - 1, 0)

@@ -178,7 +178,7 @@ class Checkpoint:
 
     @property
     def added(self) -> int:
-        """Bytes that taking it wrote to the store."""
+        """Bytes of state that taking it wrote to the store."""
         return self._record.added
 
     @property

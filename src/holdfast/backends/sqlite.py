@@ -18,7 +18,13 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.backends import sqlite_file as files
 from holdfast.backends.base import Backend, Change, Moved, Reader
-from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
+from holdfast.codec.records import (
+    MAX_SEQ,
+    SEQ_BITS,
+    position,
+    seal_counter,
+    unseal_counter,
+)
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import (
     Corrupt,
@@ -170,17 +176,19 @@ class SqliteBackend(Backend):
             connection = self._writing()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                after: Any = connection.execute(
-                    "UPDATE counters SET next = next + ? WHERE space = ? RETURNING next",
-                    (count, space),
+                body: Any = connection.execute(
+                    "SELECT body FROM counters WHERE space = ?", (space,)
                 ).get
+                first = unseal_counter(space, body)
+                connection.execute(
+                    "UPDATE counters SET body = ? WHERE space = ?",
+                    (seal_counter(space, first + count), space),
+                )
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(connection)
                 raise
-            if not isinstance(after, int) or after <= count:
-                raise Corrupt(f"the store {self.path} has lost its counter of {space}s")
-            return after - count
+            return first
 
     def _roll_back(self, connection: apsw.Connection) -> None:
         try:

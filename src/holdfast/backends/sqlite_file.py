@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from holdfast.codec.records import SPACES, seal_counter
 from holdfast.errors import Corrupt, StoreNotFound, Unavailable, UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ FORMAT = 1
 # rows above 1 KB into overflow pages. `names` finds a session a second way: a name that both it and
 # the index of `sessions` miss does not exist, one that only one of them misses is damage.
 _TABLES = {
-    "counters": "(space TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID",
+    "counters": "(space TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
     "sessions": "(num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
     "names": "(hash INTEGER PRIMARY KEY, num INTEGER NOT NULL)",
     "heads": "(session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
@@ -162,7 +163,10 @@ def _write_schema(draft: Path, *, durability: str) -> None:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         for sql in SCHEMA.values():
             connection.execute(sql)
-        connection.execute("INSERT INTO counters VALUES ('session', 1), ('stream', 1)")
+        for space in SPACES:
+            connection.execute(
+                "INSERT INTO counters VALUES (?, ?)", (space, seal_counter(space, 1))
+            )
         connection.execute("COMMIT")
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     finally:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import chunks as images
-from holdfast.codec import ropes, values
+from holdfast.codec import ropes, values, wire
 from holdfast.codec.nodes import (
     DICT,
     INLINE,
@@ -24,6 +24,7 @@ from holdfast.codec.nodes import (
     Node,
     Rope,
     Struct,
+    parse,
     splits_dict,
     splits_list,
 )
@@ -50,7 +51,7 @@ def lay_out(
             if node is not None:
                 return node
         flat = values.encode(value)
-        if splits_dict(len(flat), len(value), root=depth == 0) and values.is_map(flat):
+        if splits_dict(len(flat), len(value), root=depth == 0) and wire.is_map(flat):
             node = _dict(value, old, out, depth, nested=nested)
             if node is not None:
                 return node
@@ -97,7 +98,7 @@ def _alike(before: bytes, after: bytes) -> bool:
     """Whether at least half of `after` is the beginning and the end of `before`."""
     if before[0] != after[0]:
         return False
-    skip = values.header_length(after)
+    skip = wire.header_length(after)
     same = 0
     while same < len(after) and after.startswith(
         before[skip + same : skip + same + 512], skip + same
@@ -123,7 +124,7 @@ def _dict(
     children: list[Node] = []
     for key, child in value.items():
         name = values.encode_key(key) if type(key) is str else values.encode_exact(key, depth)
-        if not values.is_text(name):
+        if not wire.is_text(name):
             return None
         keys.append(name)
         children.append(lay_out(child, before.get(name), out, depth=depth + 1, nested=nested))
@@ -148,10 +149,34 @@ def _list(
     items = []
     for i, child in enumerate(value):
         items.append(item(child, before[i] if i < len(before) else None, out, depth))
-    _check_same(flat, values.array_header(len(items)), items)
+    _check_same(flat, wire.array_header(len(items)), items)
+    return _inline_or_rope(items, len(flat), out, nested=nested)
+
+
+def extend_list(old: Node, new: list[Any], out: Writes, depth: int) -> Node | None:
+    """A list that has no rope, with items added; None if it is no list."""
+    flat = ropes.flatten(old, out.source)
+    if not wire.is_array(flat):
+        return None
+    before = values.decode(flat, values.keep_tags)
+    items = [item(v, None, out, depth) for v in new]
+    count = len(before) + len(items)
+    body = b"".join([flat[wire.header_length(flat) :], *[f for f, _ in items]])
+    flat = wire.array_header(count) + body
+    if not splits_list(len(flat), count):
+        return _whole(flat, old, out)
+    kept: list[images.Item] = []
+    for v in before:
+        was = values.encode(v)
+        node = parse(was)
+        kept.append((was, None if isinstance(node, Leaf) else node))
+    return _inline_or_rope(kept + items, len(flat), out, nested=False)
+
+
+def _inline_or_rope(items: list[images.Item], size: int, out: Writes, *, nested: bool) -> Node:
     limit = INLINE if nested else INLINE_LIST
     if sum([len(f) if n is None else len(n.stored) for f, n in items]) > limit:
-        return ropes.new_list(items, len(flat), out)
+        return ropes.new_list(items, size, out)
     return Struct(LIST, (), tuple([Leaf(f) if n is None else n for f, n in items]))
 
 
@@ -172,7 +197,7 @@ def _check_same(flat: bytes, head: bytes, items: list[images.Item]) -> None:
 def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int) -> Node:
     """A list that has a rope: compare with its image, write what is new."""
     known = ropes.chunks(old, out.source)
-    start = len(values.array_header(len(value)))
+    start = len(wire.array_header(len(value)))
     for suffix in (True, False):
         m = images.match(known, flat, start, suffix=suffix)
         if m.before + m.after > len(value):
@@ -227,7 +252,7 @@ def _check_types(
 
 
 def _inner(value: Any, flat: bytes, old: Node | None, out: Writes, depth: int) -> Node | None:
-    if len(flat) <= LIST_FLAT or (len(flat) <= LEAF_MAX and type(value) is not list):
+    if len(flat) <= LIST_FLAT or (len(flat) <= LEAF_MAX and not wire.is_array(flat)):
         return None
     node = lay_out(value, old, out, depth=depth + 1, nested=True)
     return None if isinstance(node, Leaf) else node

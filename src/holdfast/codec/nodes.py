@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import ormsgpack
 
-from holdfast.codec import values
+from holdfast.codec import values, wire
 from holdfast.errors import Corrupt, NotSerializable
 
 if TYPE_CHECKING:
@@ -134,11 +134,11 @@ class Struct:
         self.kind, self.keys, self.children = kind, keys, children
         count = len(children)
         if kind == DICT:
-            parts = [values.map_header(count)]
+            parts = [wire.map_header(count)]
             for key, child in zip(keys, children, strict=True):
                 parts += (key, child.stored)
         else:
-            parts = [values.array_header(count), *[c.stored for c in children]]
+            parts = [wire.array_header(count), *[c.stored for c in children]]
         self.stored = b"".join(parts)
         if size is None:
             size = len(parts[0]) + sum([c.size for c in children]) + sum([len(k) for k in keys])
@@ -222,8 +222,8 @@ class Rope:
     def header(self) -> bytes:
         """What comes before the items in the canonical encoding."""
         if self.kind == LIST:
-            return values.array_header(self.count)
-        return values.map_header(self.count) if self.kind == DICT else self.head
+            return wire.array_header(self.count)
+        return wire.map_header(self.count) if self.kind == DICT else self.head
 
 
 Node = Union[Leaf, Blob, Struct, Rope]  # noqa: UP007 - a runtime alias over forward classes
@@ -266,7 +266,7 @@ def parse_rope(payload: bytes) -> Rope:
 def _follow(tag: int, data: bytes) -> Any:
     if tag == ROPE_TAG:
         return parse_rope(data)
-    return parse_blob(data) if tag == BLOB_TAG else values.decode_tag(tag, data)
+    return parse_blob(data) if tag == BLOB_TAG else values.keep_tags(tag, data)
 
 
 def parse(stored: bytes, *, root: bool = False) -> Node:
@@ -300,7 +300,7 @@ def _build(value: Any, *, root: bool = False) -> Node | None:
         if kind is list and not splits_list(len(flat), len(value)):
             return None
         if kind is dict and not (
-            values.is_map(flat) and splits_dict(len(flat), len(value), root=root)
+            wire.is_map(flat) and splits_dict(len(flat), len(value), root=root)
         ):
             return None
     items = value.values() if kind is dict else value

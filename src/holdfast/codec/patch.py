@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.codec import layout, ropes, values
+from holdfast.codec import layout, ropes, values, wire
 from holdfast.codec.nodes import (
     DICT,
     INLINE,
@@ -43,13 +43,15 @@ def append(root: Node | None, path: Path, items: Sequence[Any], out: Writes) -> 
             grown = old.size + sum([len(f) for f, _ in flats])
             if splits_list(grown, old.count + len(flats)):
                 return ropes.grow_list(old, flats, out)
-        before = [] if old is None else values.decode(ropes.flatten(old, out.source))
-        if type(before) is not list:
+        if old is None:
+            return layout.lay_out(list(items), None, out, depth=depth)
+        node = layout.extend_list(old, list(items), out, depth)
+        if node is None:
             raise InvalidRequest(
-                f"{_name(path)} is no list but {type(before).__name__}",
+                f"{_name(path)} is no list",
                 hint="append() adds to lists; use patch(set=…) to replace a value",
             )
-        return layout.lay_out([*before, *items], old, out, depth=depth)
+        return node
 
     return _edit(root, path, path, 0, edit, out)
 
@@ -94,7 +96,7 @@ def _name(path: Path) -> str:
 def _edit(node: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
     struct = EMPTY if node is None else as_struct(node, out)
     key = values.encode_key(rest[0])
-    if struct is None or not values.is_text(key):
+    if struct is None or not wire.is_text(key):
         return _edit_whole(node, rest, path, depth, edit, out)
     keys, children = struct.keys, struct.children
     at = keys.index(key) if key in keys else len(keys)
@@ -144,9 +146,9 @@ def as_struct(node: Node, out: Writes) -> Struct | None:
     if isinstance(node, Rope) and node.kind == DICT:
         return ropes.entries(node, out.source)
     flat = ropes.flatten(node, out.source)
-    if not values.is_map(flat):
+    if not wire.is_map(flat):
         return None
-    value: dict[str, Any] = values.decode(flat)
+    value: dict[str, Any] = values.decode(flat, values.keep_tags)
     return Struct(
         DICT,
         tuple([values.encode(k) for k in value]),

@@ -249,3 +249,20 @@ def unseal_operation(
     if (*map(type, (kind, created_us, last, details)),) != (str, int, int, dict):
         raise Corrupt(f"{what} does not decode")
     return kind, created_us, last, details
+
+
+SPACES = ("session", "stream")
+
+
+def seal_counter(space: str, after: int) -> bytes:
+    """The next number of a space that nobody has got yet."""
+    return rows.seal(rows.COUNTER, SPACES.index(space), ormsgpack.packb([after]), level=rows.PLAIN)
+
+
+def unseal_counter(space: str, body: bytes) -> int:
+    what = f"the counter of {space}s"
+    _, payload = rows.unseal(rows.COUNTER, SPACES.index(space), body, what)
+    after = _unpack(payload, 1, what)[0]
+    if type(after) is not int or after < 1:
+        raise Corrupt(f"{what} does not decode")
+    return after

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import chunks as images
-from holdfast.codec import streams, values
+from holdfast.codec import streams, values, wire
 from holdfast.codec.nodes import (
     CHAIN,
     DICT,
@@ -89,7 +89,7 @@ def entries(rope: Rope, source: Source) -> Struct:
             for end in piece.ends:
                 entry = piece.data[start : end - piece.base]
                 start = end - piece.base
-                cut = values.string_length(entry, 0)
+                cut = wire.string_length(entry, 0)
                 keys.append(entry[:cut])
                 children.append(parse(entry[cut:]))
         rope.entries = Struct(DICT, tuple(keys), tuple(children))
@@ -114,9 +114,9 @@ def flatten(node: Node, source: Source) -> bytes:
         return node.header() + b"".join([c.data for c in chunks(node, source)])
     parts = [flatten(c, source) for c in node.children]
     if node.kind == LIST:
-        return values.array_header(len(parts)) + b"".join(parts)
+        return wire.array_header(len(parts)) + b"".join(parts)
     pairs = [b for pair in zip(node.keys, parts, strict=True) for b in pair]
-    return values.map_header(len(parts)) + b"".join(pairs)
+    return wire.map_header(len(parts)) + b"".join(pairs)
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
 
 def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | None:
     """Big bytes in fragments; None if too little of `old` is left to be worth it."""
-    start = values.header_length(flat)
+    start = wire.header_length(flat)
     known = chunks(old, out.source) if old else ()
     m = images.match(known, flat, start, suffix=True)
     parts = [flat[i : min(i + FRAGMENT, m.stop)] for i in range(m.start, m.stop, FRAGMENT)]

@@ -23,8 +23,8 @@ ENCRYPTED = 128
 """Reserved: readers that do not know how to decrypt must refuse the row."""
 
 # One seed space per kind of row; within it the address itself.
-CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION = (
-    n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 8)
+CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER = (
+    n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 9)
 )
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _FLAGS = [bytes((n,)) for n in range(256)]
@@ -68,8 +68,9 @@ def unseal(kind: int, address: int, row: bytes, what: str) -> tuple[int, bytes]:
     if len(body) < 1 or xxh3_64_digest(body, (kind + address) & _MASK) != row[:8]:
         raise Corrupt(f"{what} is damaged: its bytes do not match their digest")
     flags = body[0]
-    if flags & ENCRYPTED:
-        raise UnsupportedFormat(f"{what} is encrypted; this version cannot read it")
+    if flags & ~(ZSTD | MANY | REFS):
+        how = "encrypted" if flags & ENCRYPTED else "stored in a newer way"
+        raise UnsupportedFormat(f"{what} is {how}; this version cannot read it")
     return flags, _expand(body[1:], what) if flags & ZSTD else body[1:]
 
 

@@ -15,7 +15,7 @@ from holdfast.errors import Corrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-LOOSE_ITEMS, LOOSE_BYTES = 16, 4 << 10
+LOOSE_ITEMS, LOOSE_BYTES = 4, 4 << 10
 PACK_ITEMS, PACK_BYTES = 64, 64 << 10
 STREAM_BITS = 24
 MAX_ITEMS = 1 << STREAM_BITS
