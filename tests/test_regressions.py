@@ -23,7 +23,7 @@ def test_a_counter_set_back_is_noticed(tmp_path: Path) -> None:
     with holdfast.open(path) as store:
         store.session("s").append("log", "x" * 2000)
     connection = apsw.Connection(str(path))
-    (body,) = connection.execute("SELECT body FROM counters WHERE space = 'stream'").fetchone()
+    body = connection.execute("SELECT body FROM counters WHERE space = 'stream'").get
     assert records.unseal_counter("stream", body) > 1
     forged = records.seal_counter("stream", 1)[8:]
     connection.execute("UPDATE counters SET body = ? WHERE space = 'stream'", (body[:8] + forged,))
