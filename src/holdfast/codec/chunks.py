@@ -1,6 +1,6 @@
 """The image of a list or of big bytes: what it was at the last save, to compare the next one with.
 
-An image is a tuple of chunks of about 16 KB of canonical bytes. Comparing is memcmp on whole chunks
+An image is a tuple of chunks of about 64 KB of canonical bytes. Comparing is memcmp on whole chunks
 against one fresh encoding; only where they differ does anything look at single items. Chunks are
 immutable and shared between the images of successive checkpoints.
 """
@@ -17,21 +17,18 @@ if TYPE_CHECKING:
 
     from holdfast.codec.nodes import Node
 
-CHUNK = 16 << 10
+CHUNK = 64 << 10
 
 
 class Chunk:
     """Consecutive items: their bytes, where each ends, and nodes for those that are no leaves."""
 
-    __slots__ = ("_hashes", "_lookalikes", "data", "ends", "nodes")
+    __slots__ = ("_hashes", "_lookalikes", "count", "data", "ends", "nodes")
 
     def __init__(self, data: bytes, ends: list[int], nodes: dict[int, Node]) -> None:
-        self.data, self.ends, self.nodes = data, ends, nodes
+        self.data, self.ends, self.nodes, self.count = data, ends, nodes, len(ends)
         self._hashes: list[bytes] | None = None
         self._lookalikes: bool | None = None
-
-    def __len__(self) -> int:
-        return len(self.ends)
 
     def item(self, i: int) -> bytes:
         return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]
@@ -42,13 +39,13 @@ class Chunk:
     def lookalikes(self) -> bool:
         """Whether equal bytes leave the types of some item open."""
         if self._lookalikes is None:
-            self._lookalikes = values.has_lookalikes(self.data, len(self))
+            self._lookalikes = values.has_lookalikes(self.data, self.count)
         return self._lookalikes
 
     def hashes(self) -> list[bytes]:
         """The hash of each item's value."""
         if self._hashes is None:
-            self._hashes = self.hashes_of(self.items(0, len(self)))
+            self._hashes = self.hashes_of(self.items(0, self.count))
         return self._hashes
 
     @staticmethod
@@ -69,6 +66,9 @@ class Chunk:
         chunk = Chunk(b"".join(data), ends, nodes)
         if self._hashes is not None:
             chunk._hashes = self._hashes + self.hashes_of(items)
+        if self._lookalikes is not None:
+            added = b"".join(data[1:])
+            chunk._lookalikes = self._lookalikes or values.has_lookalikes(added, len(items))
         return chunk
 
 
@@ -128,7 +128,7 @@ def match(chunks: tuple[Chunk, ...], new: bytes, start: int, *, suffix: bool) ->
             break
         pos += len(chunk.data)
         head += 1
-        before += len(chunk)
+        before += chunk.count
     stop, tail, after = len(new), len(chunks), 0
     head_items: list[Item] = []
     tail_items: list[Item] = []
@@ -136,7 +136,7 @@ def match(chunks: tuple[Chunk, ...], new: bytes, start: int, *, suffix: bool) ->
         chunk = chunks[head]
         n = 0
         base = pos
-        while n < len(chunk) and new.startswith(chunk.item(n), pos):
+        while n < chunk.count and new.startswith(chunk.item(n), pos):
             pos = base + chunk.ends[n]
             n += 1
         head_items = chunk.items(0, n)
@@ -148,18 +148,18 @@ def match(chunks: tuple[Chunk, ...], new: bytes, start: int, *, suffix: bool) ->
                 break
             tail -= 1
             stop -= len(data)
-            after += len(chunks[tail])
+            after += chunks[tail].count
         if tail > head:
             chunk = chunks[tail - 1]
             floor = len(head_items) if tail - 1 == head else 0
-            n = len(chunk)
+            n = chunk.count
             while n > floor:
                 flat = chunk.item(n - 1)
                 if stop - pos < len(flat) or not new.endswith(flat, pos, stop):
                     break
                 n -= 1
                 stop -= len(flat)
-            tail_items = chunk.items(n, len(chunk))
+            tail_items = chunk.items(n, chunk.count)
             after += len(tail_items)
     return Match(head, tail, head_items, tail_items, pos, stop, before, after)
 
@@ -175,7 +175,7 @@ def rebuild(
         fresh = (
             [last.extended(middle)]
             if len(last.data) + sum(len(f) for f, _ in middle) < 2 * CHUNK
-            else group([*last.items(0, len(last)), *middle])
+            else group([*last.items(0, last.count), *middle])
         )
     else:
         fresh = group([*m.head_items, *middle, *m.tail_items])

@@ -233,22 +233,24 @@ def _check_types(
     Only bytes and tagged values have look-alikes (a bytearray, say); few chunks hold any.
     """
     alive = values.fragments_alive()
+    if not alive and not any(c.lookalikes() for c in known):
+        return
     at = 0
-    shift = len(value) - sum([len(c) for c in known])
+    shift = len(value) - sum([c.count for c in known])
     for n, chunk in enumerate(known):
         if alive or chunk.lookalikes():
             if n < m.head:
-                same = value[at : at + len(chunk)]
+                same = value[at : at + chunk.count]
             elif n >= m.tail:
-                same = value[at + shift : at + shift + len(chunk)]
+                same = value[at + shift : at + shift + chunk.count]
             else:
                 head = len(m.head_items) if n == m.head else 0
                 tail = len(m.tail_items) if n == m.tail - 1 else 0
-                end = at + shift + len(chunk)
+                end = at + shift + chunk.count
                 same = value[at : at + head] + value[end - tail : end]
             for child in same:
                 values.encode_exact(child, depth + 1)
-        at += len(chunk)
+        at += chunk.count
 
 
 def _inner(value: Any, flat: bytes, old: Node | None, out: Writes, depth: int) -> Node | None:

@@ -244,12 +244,12 @@ def new_list(items: list[images.Item], size: int, out: Writes) -> Rope:
 def nodes_between(known: tuple[images.Chunk, ...], m: images.Match, count: int) -> dict[int, Node]:
     """The nodes of the old items that differ, by their place among them."""
     nodes: dict[int, Node] = {}
-    at = sum([len(c) for c in known[: m.head]])
+    at = m.before - len(m.head_items)
     for chunk in known[m.head : m.tail]:
         for i, node in chunk.nodes.items():
             if m.before <= at + i < count - m.after:
                 nodes[at + i - m.before] = node
-        at += len(chunk)
+        at += chunk.count
     return nodes
 
 
@@ -257,7 +257,7 @@ def _between(known: tuple[images.Chunk, ...], m: images.Match) -> list[images.It
     items: list[images.Item] = []
     for i, chunk in enumerate(known[m.head : m.tail]):
         low = len(m.head_items) if i == 0 else 0
-        high = len(chunk) - (len(m.tail_items) if i == m.tail - m.head - 1 else 0)
+        high = chunk.count - (len(m.tail_items) if i == m.tail - m.head - 1 else 0)
         items += chunk.items(low, high)
     return items
 
@@ -271,11 +271,11 @@ def _item_range(image: tuple[images.Chunk, ...], start: int, stop: int) -> tuple
     refs = False
     at = 0
     for chunk in image:
-        low, high = max(start - at, 0), min(stop - at, len(chunk))
+        low, high = max(start - at, 0), min(stop - at, chunk.count)
         if low < high:
             items += [_stored(i) for i in chunk.items(low, high)]
             refs = refs or bool(chunk.nodes)
-        at += len(chunk)
+        at += chunk.count
     return items, refs
 
 
