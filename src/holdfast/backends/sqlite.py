@@ -210,6 +210,7 @@ _ITEM = "INSERT INTO items VALUES (?, ?); "
 _SHARE = "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)"
 _REWRITE = "INSERT OR REPLACE INTO blobs (digest, body) VALUES (?, ?)"
 _CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
+_ONE_ITEM = _ITEM + _CHECKPOINT + "COMMIT"
 
 
 def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
@@ -231,25 +232,34 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             raise SessionExists("a session of this name exists already") from None
     if not change.plain:
         _write_annotations(execute, change)
+    elif change.checkpoint and len(change.rows) == 1 and not change.blobs and not change.rows[0][2]:
+        (stream, first, _, row), (seq, id, body) = change.rows[0], change.checkpoint
+        bindings = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
+        _finish(execute, _ONE_ITEM, bindings)
+        return
     for digest, body, rewrite in change.blobs:
         execute(_REWRITE if rewrite else _SHARE, (digest, body))
     sql = ""
-    bindings: list[Any] = []
+    values: list[Any] = []
     for stream, first, replaces, body in change.rows:
         pos = stream << STREAM_BITS | first
         if replaces:
             execute("DELETE FROM items WHERE pos >= ? AND pos < ?", (pos, pos + replaces))
-        if len(bindings) < _MAX_BINDINGS:
+        if len(values) < _MAX_BINDINGS:
             sql += _ITEM
-            bindings += (pos, body)
+            values += (pos, body)
         else:
             execute(_ITEM, (pos, body))
     if change.checkpoint is not None:
         seq, id, body = change.checkpoint
         sql += _CHECKPOINT
-        bindings += (session << SEQ_BITS | seq, id, body)
+        values += (session << SEQ_BITS | seq, id, body)
+    _finish(execute, sql + "COMMIT", values)
+
+
+def _finish(execute: Any, sql: str, bindings: Any) -> None:
     try:
-        execute(sql + "COMMIT", bindings)
+        execute(sql, bindings)
     except apsw.ConstraintError as e:
         raise Corrupt("a row that is about to be written exists already") from e
 

@@ -211,14 +211,18 @@ def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int
         if flat[m.start : m.stop] != b"".join(encoded):
             continue
         _check_types(value, known, m, depth)
+        if m.before == old.count:
+            pairs = zip(fresh, encoded, strict=True)
+            grown = [(f, _inner(v, f, None, out, depth)) for v, f in pairs]
+            return ropes.grow_list(old, grown, out, len(flat))
         between = ropes.nodes_between(known, m, old.count)
         paired = between if len(fresh) == old.count - m.before - m.after else {}
 
         def node_of(v: Any, f: bytes, i: int, olds: dict[int, Node] = paired) -> Node | None:
             return _inner(v, f, olds.get(i), out, depth)
 
-        pairs = list(zip(fresh, encoded, strict=True))
-        return ropes.splice_list(old, known, m, pairs, len(flat), out, node_of)
+        changed = list(zip(fresh, encoded, strict=True))
+        return ropes.splice_list(old, known, m, changed, len(flat), out, node_of)
     raise InvalidRequest(
         "the state changed while it was being saved",
         hint="do not mutate a state in one thread while another saves it",

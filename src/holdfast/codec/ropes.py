@@ -304,11 +304,8 @@ def splice_list(
     weaver = _Weaver(old, out)
     extents = weaver.weave(m.before, m.after, woven)
     kept, image = images.rebuild(known, m, items)
-    if m.before == old.count:
-        digest, chains = _grown(old, kept, image, items)
-    else:
-        chains = _chains(old.chains[:kept] if old.chains else (), image)
-        digest = chains[-1] if chains else chain(None, ())
+    chains = _chains(old.chains[:kept] if old.chains else (), image)
+    digest = chains[-1] if chains else chain(None, ())
     extents, debt = weaver.tidy(
         extents, old.debt, lambda: _item_sizes(image), lambda a, b: _item_range(image, a, b)
     )
@@ -328,19 +325,13 @@ def _chains(known: tuple[bytes, ...], image: tuple[images.Chunk, ...]) -> tuple[
     return tuple(out)
 
 
-def _grown(
-    old: Rope, kept: int, image: tuple[images.Chunk, ...], items: Sequence[images.Item]
-) -> tuple[bytes, tuple[bytes, ...] | None]:
-    digest = chain(old.hash, images.Chunk.hashes_of(items))
-    if old.chains is None:
-        return digest, None
-    if kept == len(image) - 1:
-        return digest, (*old.chains[:kept], digest)
-    return digest, _chains(old.chains[:kept], image)
+def grow_list(
+    old: Rope, items: list[images.Item], out: Writes, expected: int | None = None
+) -> Rope:
+    """The rope with items added at its end; nothing of it needs to be in memory.
 
-
-def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
-    """The rope with items added at its end; nothing of it needs to be in memory."""
+    `expected` is the size that the list must have then, where its encoding is known.
+    """
     appender = out.appender(old.tails[0] if old.tails else None)
     stored, refs, size, digest = [], False, old.size, old.hash
     for flat, node in items:
@@ -358,6 +349,8 @@ def grow_list(old: Rope, items: list[images.Item], out: Writes) -> Rope:
     count = old.count + len(items)
     if count >= 16 > old.count or count >= 1 << 16 > old.count:
         size += 2
+    if expected not in (None, size):
+        raise Corrupt("a list's image is not what was saved before")
     tails = (out.finish(appender), *old.tails[1:])
     *before, last = old.extents
     if last[0] == extent[0] and last[1] + last[2] == extent[1]:
