@@ -325,6 +325,27 @@ def _chains(known: tuple[bytes, ...], image: tuple[images.Chunk, ...]) -> tuple[
     return tuple(out)
 
 
+def _recent(rope: Rope, appender: streams.Appender) -> list[bytes]:
+    """Leaves at the end of a rope that are in memory and lie one after the other in its stream."""
+    stream, first, count = rope.extents[-1]
+    if rope.chunks is None or (stream, first + count) != (appender.stream, appender.end):
+        return []
+    items: list[images.Item] = []
+    more = rope.more
+    while more is not None and len(items) < streams.LOOSE_ITEMS:
+        items = more[1] + items
+        more = more[0]
+    if more is None and len(items) < streams.LOOSE_ITEMS:
+        last = rope.chunks[-1]
+        items = last.items(max(last.count - streams.LOOSE_ITEMS, 0), last.count) + items
+    leaves: list[bytes] = []
+    for flat, node in reversed(items[-count:]):
+        if node is not None:
+            break
+        leaves.append(flat)
+    return leaves[::-1]
+
+
 def grow_list(
     old: Rope, items: list[images.Item], out: Writes, expected: int | None = None
 ) -> Rope:
@@ -333,6 +354,7 @@ def grow_list(
     `expected` is the size that the list must have then, where its encoding is known.
     """
     appender = out.appender(old.tails[0] if old.tails else None)
+    appender.recent = _recent(old, appender)
     stored, refs, size, digest = [], False, old.size, old.hash
     for flat, node in items:
         size += len(flat)

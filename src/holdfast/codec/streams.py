@@ -70,7 +70,7 @@ class RowWrite(NamedTuple):
 class Appender:
     """New items for one stream in one commit."""
 
-    __slots__ = ("_items", "_refs", "_tail", "end", "line", "stream")
+    __slots__ = ("_items", "_refs", "_tail", "end", "line", "recent", "stream")
 
     def __init__(self, line: int, stream: int, tail: Tail | None) -> None:
         self.line, self.stream = line, stream
@@ -78,6 +78,8 @@ class Appender:
         self.end = self._tail.end
         self._items: list[bytes] = []
         self._refs = False
+        self.recent: list[bytes] = []
+        """The last items before the new ones, as far as they are at hand: they need no reading."""
 
     def append(self, items: Sequence[bytes], *, refs: bool) -> Extent:
         first = self.end
@@ -112,7 +114,9 @@ class Appender:
         """Items that were written before and are packed now."""
         items: list[bytes] = []
         refs = self._refs
-        if start < stop:
+        if stop - start <= len(self.recent):
+            items = self.recent[len(self.recent) - (stop - start) :]
+        elif start < stop:
             for piece in pieces(source, [(self.stream, start, stop - start)]):
                 refs = refs or piece.refs
                 begin = 0
