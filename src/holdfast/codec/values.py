@@ -61,6 +61,7 @@ _UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionEr
 # A Fragment is copied into the output unseen. Each one that lives holds on to its type.
 _FRAGMENTS = getrefcount(Fragment)
 _TEXT = {str, int, float, bool, type(None)}
+_BUILTIN = _TEXT | {dict, list, bytes, tuple, set}
 
 
 def encode(value: Any) -> bytes:
@@ -210,6 +211,8 @@ def _lower(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """Enums and models as the plain data they are stored as; anything else as it is."""
     kind = type(value)
+    if kind in _BUILTIN:
+        return value
     if isinstance(value, Enum):
         return value.value
     try:
