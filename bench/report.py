@@ -22,11 +22,11 @@ Made by `make bench`. What is compared is measured in one run, in turn within th
 WAL and `synchronous=FULL` on both sides unless a line says otherwise. Ratios are medians over
 blocks of rounds, the range over the blocks in brackets; the times beside them are medians. Sizes
 are those of all files of a closed store, 1 KB being 1,000 bytes. JSON sizes are compact JSON.
-Every store measured is loaded back and compared with what was saved.
+The stores whose size is measured are loaded back and compared with what was saved.
 
 *The peer* is LangGraph's `SqliteSaver`, driven through `put`, `get_tuple` and `list`. It is given
 message objects, as LangGraph's own runtime does; what it takes with plain dicts, which are much
-cheaper for it but not what its users have, stands beside. *A raw commit* is one transaction that
+cheaper for it, stands beside. *A raw commit* is one transaction that
 inserts one row through apsw. Messages are made from standard-library source text: questions, tool
 calls, tool results and answers of about 1.2 KB, no paragraph twice. {runs}
 
