@@ -162,7 +162,7 @@ def grow(
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
     rows = (_new(RowWrite, (stream, pos, 0, row)),)
     writer.store.backend.commit(
-        Change(number, writer.head_row, head_row, None, (seq, id, body), rows)
+        Change(number, writer.head_row, head_row, None, (seq, id, body), rows, plain=True)
     )
     growth.end, growth.count, growth.size, growth.hash, growth.held = end, count, total, chain, held
     growth.last, growth.payload = (stream, first, length + 1), payload

@@ -54,7 +54,9 @@ class Session:
     raises HeadMoved. Safe to use from many threads; their saves are made one after the other.
     """
 
-    def __init__(self, store: Store, name: str, agent: str | None = None) -> None:
+    def __init__(
+        self, store: Store, name: str, agent: str | None = None, reader: Reader | None = None
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a session's name must be a non-empty string, not {name!r}")
         if agent is not None:
@@ -63,7 +65,10 @@ class Session:
         self._store = store
         self._lock = threading.RLock()
         self._writer = Writer(store, name)
-        self.refresh()
+        if reader is None:
+            self.refresh()
+        else:
+            self._writer.look(reader)
 
     def __repr__(self) -> str:
         return f"<Session {self.name!r}>"
@@ -172,10 +177,12 @@ class Session:
         with self._store.backend.reader() as reader:
             place = self._place(reader, at)
             tip = Tip.read(reader, place)
-            home = lineage.session_name(reader, place.session)
-        other = Session(self._store, name, self.agent)
-        if other._writer.number is not None:
-            raise SessionExists(f"session {name!r} exists already")
+            home = self.name
+            if place.session != self._writer.number:
+                home = lineage.session_name(reader, place.session)
+            other = Session(self._store, name, self.agent, reader)
+            if other._writer.number is not None:
+                raise SessionExists(f"session {name!r} exists already")
         other._writer.fork(tip, {"origin": home} | ({"agent": self.agent} if self.agent else {}))
         return other
 

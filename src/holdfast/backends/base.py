@@ -43,11 +43,8 @@ class Change:
     unmarks: Sequence[tuple[int, int, bytes]] = ()
     operation: tuple[int, bytes] | None = None
     """number, row"""
-
-    @property
-    def plain(self) -> bool:
-        """Whether it has neither key, marks nor operation."""
-        return self.key is None and not self.marks and not self.unmarks and self.operation is None
+    plain: bool = False
+    """Set where it has neither blobs, key, marks nor operation: rows and a checkpoint alone."""
 
 
 class Reader(Protocol):

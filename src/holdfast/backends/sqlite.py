@@ -230,13 +230,14 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             )
         except apsw.ConstraintError:
             raise SessionExists("a session of this name exists already") from None
-    if not change.plain:
-        _write_annotations(execute, change)
-    elif change.checkpoint and len(change.rows) == 1 and not change.blobs and not change.rows[0][2]:
-        (stream, first, _, row), (seq, id, body) = change.rows[0], change.checkpoint
+    rows = change.rows
+    if change.plain and len(rows) == 1 and not rows[0][2] and change.checkpoint:
+        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
         bindings = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
         _finish(execute, _ONE_ITEM, bindings)
         return
+    if not change.plain:
+        _write_annotations(execute, change)
     for digest, body, rewrite in change.blobs:
         execute(_REWRITE if rewrite else _SHARE, (digest, body))
     sql = ""
