@@ -10,16 +10,14 @@ import os
 import threading
 import weakref
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
-from xxhash import xxh3_64_intdigest
 
 from holdfast.backends import sqlite_file as files
 from holdfast.backends.base import Backend, Change, Moved, Reader
+from holdfast.backends.sqlite_reader import SqliteReader, name_hash
 from holdfast.codec.records import (
-    MAX_SEQ,
     SEQ_BITS,
     position,
     seal_counter,
@@ -126,7 +124,7 @@ class SqliteBackend(Backend):
                     connection = self._connect()
                 connection.execute("BEGIN")
                 try:
-                    yield _SqliteReader(connection, self.path)
+                    yield SqliteReader(connection, self.path)
                 finally:
                     connection.execute("ROLLBACK")
                 healthy = True
@@ -226,7 +224,7 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             name = change.create[0]
             execute(
                 _CREATE,
-                (session, *change.create, _name_hash(name), session, session, change.head),
+                (session, *change.create, name_hash(name), session, session, change.head),
             )
         except apsw.ConstraintError:
             raise SessionExists("a session of this name exists already") from None
@@ -286,151 +284,6 @@ def _write_annotations(execute: Any, change: Change) -> None:
     if change.operation is not None:
         number, body = change.operation
         execute("INSERT INTO operations VALUES (?, ?)", (position(session, number), body))
-
-
-def _name_hash(name: bytes) -> int:
-    return xxh3_64_intdigest(name) >> 1
-
-
-def _check_order(keys: list[Any]) -> None:
-    """A damaged tree can hand out keys in any order, for ever."""
-    try:
-        if all(a < b for a, b in pairwise(keys)):
-            return
-    except TypeError:
-        pass
-    raise Corrupt("a table is damaged: its keys are out of order")
-
-
-class _SqliteReader(Reader):
-    """Everything bound as parameters; the constants in the text are our own."""
-
-    def __init__(self, connection: apsw.Connection, path: Path) -> None:
-        self._connection, self._path = connection, path
-
-    def _one(self, sql: str, *bindings: Any) -> Any:
-        try:
-            return self._connection.execute(sql, bindings).get
-        except (apsw.Error, UnicodeDecodeError, OverflowError):
-            with files.translated(self._path):
-                raise
-
-    def _all(self, sql: str, *bindings: Any) -> list[Any]:
-        try:
-            return self._connection.execute(sql, bindings).fetchall()
-        except (apsw.Error, UnicodeDecodeError, OverflowError):
-            with files.translated(self._path):
-                raise
-
-    def session(self, name: bytes) -> tuple[int, bytes] | None:
-        """Found two ways, so that a damaged index cannot make a session look new."""
-        number: int | None = self._one("SELECT num FROM names WHERE hash = ?", _name_hash(name))
-        found: tuple[int, bytes] | None = self._one(
-            "SELECT num, body FROM sessions WHERE name = ?", name
-        )
-        if number != (found[0] if found else None):
-            raise Corrupt("an index of the sessions' names is damaged")
-        return found
-
-    def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
-        found: tuple[bytes, bytes] | None = self._one(
-            "SELECT name, body FROM sessions WHERE num = ?", session
-        )
-        return found
-
-    def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
-        sql = "SELECT num, name, body FROM sessions WHERE name > ? ORDER BY name LIMIT ?"
-        rows = self._all(sql, after or b"", limit)
-        _check_order([after or b"", *[name for _, name, _ in rows]])
-        return rows
-
-    def head(self, session: int) -> bytes | None:
-        found: bytes | None = self._one("SELECT body FROM heads WHERE session = ?", session)
-        return found
-
-    def checkpoint(self, session: int, seq: int) -> tuple[bytes, bytes] | None:
-        found: tuple[bytes, bytes] | None = self._one(
-            "SELECT id, body FROM checkpoints WHERE pos = ?", position(session, seq)
-        )
-        return found
-
-    def checkpoints(
-        self, session: int, low: int, high: int, limit: int
-    ) -> list[tuple[int, bytes, bytes]]:
-        rows = self._all(
-            "SELECT pos & 0xffffffff, id, body FROM checkpoints WHERE pos BETWEEN ? AND ? "
-            "ORDER BY pos LIMIT ?",
-            position(session, low),
-            position(session, high),
-            limit,
-        )
-        _check_order([low - 1, *[seq for seq, _, _ in rows], high + 1])
-        return rows
-
-    def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
-        rows = self._all(
-            "SELECT pos >> 32, pos & 0xffffffff, id FROM checkpoints "
-            "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-            low,
-            high,
-            limit,
-        )
-        for row in rows:
-            if (*map(type, row),) != (int, int, bytes):
-                raise Corrupt("the index of checkpoints' ids is damaged")
-        return rows
-
-    def find_key(self, session: int, key: bytes) -> int | None:
-        found: int | None = self._one(
-            "SELECT seq FROM keys WHERE session = ? AND key = ?", session, key
-        )
-        if found is not None and type(found) is not int:
-            raise Corrupt("the index of keys is damaged")
-        return found
-
-    def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
-        return self._all(
-            "SELECT pos - ?1, body FROM items WHERE pos >= coalesce("
-            "(SELECT max(pos) FROM items WHERE pos BETWEEN ?1 AND ?1 + ?2), ?1 + ?2) "
-            "AND pos < ?1 + ?3 ORDER BY pos",
-            stream << STREAM_BITS,
-            start,
-            stop,
-        )
-
-    def blob(self, digest: bytes) -> bytes | None:
-        found: bytes | None = self._one("SELECT body FROM blobs WHERE digest = ?", digest)
-        return found
-
-    def marks(self, session: int, low: int, high: int) -> list[tuple[int, int, bytes, bytes]]:
-        return self._all(
-            "SELECT pos & 0xffffffff, kind, value, body FROM marks WHERE pos BETWEEN ? AND ? "
-            "ORDER BY pos, kind, value",
-            position(session, low),
-            position(session, high),
-        )
-
-    def find_marks(self, session: int, kind: int, value: bytes) -> list[tuple[int, bytes]]:
-        return self._all(
-            "SELECT pos & 0xffffffff, body FROM marks INDEXED BY marks_by_value "
-            "WHERE kind = ? AND value = ? AND pos BETWEEN ? AND ? ORDER BY pos DESC",
-            kind,
-            value,
-            position(session, 0),
-            position(session, MAX_SEQ),
-        )
-
-    def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
-        return self._all(
-            "SELECT pos & 0xffffffff, body FROM operations WHERE pos BETWEEN ? AND ? ORDER BY pos",
-            position(session, low),
-            position(session, high),
-        )
-
-    def check(self) -> Iterator[str]:
-        for (line,) in self._all("PRAGMA integrity_check"):
-            if line != "ok":
-                yield line
 
 
 # -- fork safety ---------------------------------------------------------------------------------
