@@ -155,6 +155,32 @@ class StoreMachine(RuleBasedStateMachine):
             del state[key]
         self.record(name, checkpoint, state, parent)
 
+    @rule(name=st.sampled_from(["a", "b"]), seed=SEEDS, count=st.integers(2, 20))
+    def go_on_with_one_handle(self, name: str, seed: int, count: int) -> None:
+        """Without looking at the store between: what is kept in memory must stay right."""
+        rng = random.Random(seed)
+        session = self.current(name, 0)
+        for i in range(count):
+            model = self.model.get(name) or ModelSession()
+            state = copy.deepcopy(model.state) if model.head is not None else {}
+            if not can_append(state):
+                return
+            parent = model.head
+            roll = rng.random()
+            if roll < 0.75:
+                item = message(rng, i) if rng.random() < 0.9 else thing(rng, 2)
+                state.setdefault("messages", []).append(item)
+                checkpoint = session.append("messages", item)
+            elif roll < 0.85:
+                state["step"] = i
+                checkpoint = session.patch(set={"step": i})
+            else:
+                mutate(rng, state)
+                checkpoint = session.save(state)
+            self.record(name, checkpoint, state, parent)
+            if rng.random() < 0.2:
+                assert values.encode(session.load()) == values.encode(state)
+
     @precondition(lambda self: self.model)
     @rule(data=st.data(), which=st.integers(0, 1))
     def rewind(self, data: st.DataObject, which: int) -> None:

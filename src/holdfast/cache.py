@@ -39,6 +39,12 @@ class Images:
         self._held: OrderedDict[bytes, tuple[Node, int]] = OrderedDict()
         self._bytes = 0
 
+    def reset_lock(self) -> None:
+        """In a forked child: whoever held the lock is not here. What was half done is dropped."""
+        self._lock = threading.Lock()
+        self._held.clear()
+        self._bytes = 0
+
     def get(self, key: bytes) -> Node | None:
         with self._lock:
             found = self._held.get(key)

@@ -65,6 +65,7 @@ class Session:
         self._store = store
         self._lock = threading.RLock()
         self._writer = Writer(store, name)
+        store.keep(self)
         if reader is None:
             self.refresh()
         else:
@@ -72,6 +73,10 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.name!r}>"
+
+    def reset_lock(self) -> None:
+        """In a forked child: whoever held the lock is not here."""
+        self._lock = threading.RLock()
 
     # -- writing -------------------------------------------------------------------------------
 

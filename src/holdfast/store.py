@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -72,7 +73,8 @@ class Store:
         self.images = Images(cache_bytes)
         self._lock = threading.Lock()
         self._numbers: dict[str, tuple[int, int]] = {}
-        self._pid = os.getpid()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        _stores.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +97,10 @@ class Store:
     def session(self, name: str, *, agent: str | None = None) -> Session:
         """A handle on the session of this name. Nothing is written until the first save."""
         return Session(self, name, agent)
+
+    def keep(self, session: Session) -> None:
+        """Remember a handle, for as long as it lives."""
+        self._sessions.add(session)
 
     def get(self, id: str) -> Checkpoint:
         """A checkpoint of any session, by its id or an unambiguous prefix."""
@@ -148,12 +154,27 @@ class Store:
     def _number(self, space: Literal["session", "stream"]) -> int:
         """The next of a block of numbers reserved for this process."""
         with self._lock:
-            if self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._numbers.clear()  # the parent goes on with its blocks
             first, left = self._numbers.get(space, (0, 0))
             if not left:
                 left = _BLOCKS[space]
                 first = self.backend.reserve(space, left)
             self._numbers[space] = (first + 1, left - 1)
             return first
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Locks that other threads held are nobody's now, and the parent goes on with its numbers."""
+    for store in list(_stores):
+        store._lock = threading.Lock()
+        store._numbers.clear()
+        store.images.reset_lock()
+        store.backend.reset_lock()
+        for session in list(store._sessions):
+            session.reset_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

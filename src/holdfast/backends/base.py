@@ -128,6 +128,9 @@ class Backend(Protocol):
         """The first of `count` consecutive numbers that nobody else ever gets."""
         ...
 
+    def reset_lock(self) -> None:
+        """Called in a forked child, where a lock that another thread held is nobody's."""
+
     def close(self) -> None:
         """Idempotent. Later calls raise InvalidRequest."""
         ...

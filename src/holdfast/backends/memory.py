@@ -104,6 +104,9 @@ class MemoryBackend(Backend, Reader):
             self._next[space] += count
             return first
 
+    def reset_lock(self) -> None:
+        self._lock = threading.RLock()
+
     def close(self) -> None:
         self._closed = True
 

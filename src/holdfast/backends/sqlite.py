@@ -137,6 +137,9 @@ class SqliteBackend(Backend):
                         self._readers.append(connection)
                     self._idle.notify_all()
 
+    def reset_lock(self) -> None:
+        return  # its own hooks let go of everything before a fork
+
     def close(self) -> None:
         with self._lock:
             if not self._closed:

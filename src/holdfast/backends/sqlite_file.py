@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import secrets
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ import apsw
 
 from holdfast.codec.records import SPACES, seal_counter
 from holdfast.errors import Corrupt, StoreNotFound, Unavailable, UnsupportedFormat
+
+if sys.platform == "darwin":
+    import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -231,7 +235,10 @@ def sync(path: Path) -> None:
         return
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        if sys.platform == "darwin":
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync there stops at the disk's own cache
+        else:
+            os.fsync(handle)
     finally:
         os.close(handle)
 

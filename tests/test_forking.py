@@ -1,0 +1,157 @@
+"""A store goes on in both processes after os.fork(), whatever other threads were doing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The exit status of a forked child that does `work` within ten seconds."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    for _ in range(1000):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return -1
+
+
+def save(store: holdfast.Store, name: str) -> None:
+    store.session(name).save({"name": name})
+
+
+def test_both_go_on(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store.db") as store:
+        mine, theirs = store.session("parent"), store.session("child")
+        mine.append("log", 1)
+        theirs.append("log", 1)
+
+        def work() -> None:
+            for n in range(40):
+                theirs.append("log", {"n": n, "text": "x" * 300})
+                store.session(f"new {n}").save({"n": n})
+
+        assert in_child(work) == 0
+        for n in range(40):
+            mine.append("log", {"n": n, "text": "y" * 300})
+            store.session(f"newer {n}").save({"n": n})
+        theirs.refresh()
+        assert len(theirs.load()["log"]) == 41
+        assert len(mine.load()["log"]) == 41
+        assert store.verify().ok
+
+
+def test_what_the_child_saves_outlives_the_parents_close(tmp_path: Path) -> None:
+    """The last to close removes the log: else a child without a real lock would write to it."""
+    path = tmp_path / "store.db"
+    store = holdfast.open(path)
+    session = store.session("s")
+    session.append("log", 0)
+    ready, go = os.pipe()
+
+    def work() -> None:
+        os.close(go)
+        os.read(ready, 1)  # until the parent has closed the store
+        for n in range(1, 6):
+            session.append("log", n)
+
+    def close() -> None:
+        store.close()
+        os.close(go)
+
+    waiting = threading.Timer(0.2, close)
+    waiting.start()
+    assert in_child(work) == 0
+    waiting.join()
+    os.close(ready)
+    with holdfast.open(path) as again:
+        assert again.session("s").load() == {"log": [0, 1, 2, 3, 4, 5]}
+
+
+def test_one_handle_in_both_is_a_conflict(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store.db") as store:
+        session = store.session("s")
+        session.append("log", 1)
+        assert in_child(lambda: session.append("log", "child")) == 0
+        with pytest.raises(holdfast.HeadMoved):
+            session.append("log", "parent")
+        assert session.load() == {"log": [1, "child"]}
+
+
+@pytest.mark.parametrize("url", ["memory:", "store.db"])
+def test_locks_of_other_threads_do_not_hold_the_child(tmp_path: Path, url: str) -> None:
+    with holdfast.open(url if url == "memory:" else tmp_path / url) as store:
+        session = store.session("s")
+        session.save({"n": 0})
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            locks: list[Any] = [session._lock, store._lock, store.images._lock]
+            for lock in locks:
+                lock.acquire()
+            held.set()
+            done.wait()
+            for lock in locks:
+                lock.release()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        try:
+            status = in_child(lambda: session.save({"n": 1}))
+        finally:
+            done.set()
+            thread.join()
+        assert status == 0
+
+
+def test_forking_while_threads_write(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store.db", durability="normal") as store:
+        stop = threading.Event()
+        counts: dict[str, int] = {}
+
+        def write(name: str) -> None:
+            session = store.session(name)
+            while not stop.is_set():
+                session.append("log", {"n": counts.get(name, 0), "text": "z" * 200})
+                counts[name] = counts.get(name, 0) + 1
+                session.load()
+
+        threads = [threading.Thread(target=write, args=(f"t{n}",)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for n in range(15):
+                assert in_child(partial(save, store, f"c{n}")) == 0
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        for name, count in counts.items():
+            assert len(store.session(name).load()["log"]) == count
+        assert {f"c{n}" for n in range(15)} <= {i.name for i in store.sessions()}
+        assert store.verify().ok
