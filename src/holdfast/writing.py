@@ -149,9 +149,8 @@ class Writer:
     def get_ready(self, key: bytes) -> None:
         """Get ready for more items in the list under `key`."""
         tip = self.tip
-        node = self.store.images.get(tip.hash) if tip else None
-        if tip is not None and node is not None:
-            self.growth = Growth.begin(tip.hash, node, key, tip.line)
+        if tip is not None:
+            self.growth = Growth.begin(tip.hash, self._node(tip), key, tip.line)
 
     def _node(self, tip: Tip) -> Node:
         """The layout of a checkpoint, with its image if that is in memory."""
