@@ -51,7 +51,7 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
             state = session.load()
             state["log"][rng.randrange(len(state["log"]))] = item
             session.save(state)
-        elif roll < 0.98 and session.step > 3:
+        elif roll < 0.98 and min(session.step, len(session)) > 3 and session.name != "c":
             session.rewind(f"@~{rng.randrange(1, 3)}")
             continue
         elif len(sessions) < 3:
