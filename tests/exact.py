@@ -8,11 +8,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 import holdfast
+
+
+@dataclass(frozen=True)
+class Point:
+    x: Any = 0
+
+
+class Frozen(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True)
+    x: int = 0
+
 
 PAD = "p" * 1300
 """Big enough that a list of it, or a dict of four, does not stay in the root."""

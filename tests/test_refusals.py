@@ -24,7 +24,7 @@ from holdfast.codec import nodes, values
 from holdfast.errors import NotSerializable
 from holdfast.model import ToolCall
 
-from .exact import PAD, fresh, opened, same
+from .exact import PAD, Frozen, Point, fresh, opened, same
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite"])
@@ -36,16 +36,6 @@ def store(request, tmp_path_factory):
 class Colour(enum.Enum):
     RED = "r"
     GREEN = 2
-
-
-@dataclass(frozen=True)
-class Point:
-    x: Any = 0
-
-
-class Frozen(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True)
-    x: int = 0
 
 
 class Text(str):

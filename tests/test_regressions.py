@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import zoneinfo
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
 
 import holdfast
 from holdfast.codec import records, values
+from tests.plainstore import PlainStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +60,46 @@ def test_an_enum_of_a_list_hashes_like_the_list() -> None:
         by_list = store.session("b").save({"m": [["y" * 300] * 5, ["z" * 3000] * 3]})
         assert by_enum.state_hash == by_list.state_hash
         assert store.verify().ok
+
+
+def test_equal_items_do_not_share_the_end_of_a_stream() -> None:
+    """Each of two equal items with a long list inside grows on its own."""
+    store = PlainStore()
+    log = [{"n": n, "text": "t" * 300} for n in range(40)]
+
+    def item(*more: int) -> dict[str, Any]:
+        return {"log": [*log, *({"n": n, "text": "m" * 300} for n in more)]}
+
+    first, other, last = {"text": "a" * 2000}, {"text": "b" * 2000}, {"text": "z" * 2000}
+    node = None
+    for state in (
+        {"items": [first, item(), last]},
+        {"items": [other, item(), item(), last]},
+        {"items": [other, item(1), item(), last]},
+        {"items": [other, item(1), item(2), last]},
+        {"items": [other, item(1, 3), item(2, 4), last]},
+    ):
+        node = store.save(state, node, line=1)
+        assert store.load(node) == state
+        assert store.load(store.cold(node)) == state
+
+
+def test_a_session_whose_name_is_damaged_is_not_new(tmp_path: Path) -> None:
+    """Wherever a bit of its name is flipped, in the table or in the index."""
+    path = tmp_path / "store.db"
+    name = "a name that is found nowhere else"
+    with holdfast.open(path) as store:
+        store.session(name).save({"n": 1})
+    sound = path.read_bytes()
+    places = [m.start() for m in re.finditer(name.encode(), sound)]
+    assert len(places) >= 2, "in the table and in its index"
+    for place in places:
+        damaged = bytearray(sound)
+        damaged[place + 5] ^= 4
+        path.write_bytes(damaged)
+        with holdfast.open(path) as store:
+            try:
+                loaded = store.session(name).load()
+            except holdfast.Corrupt:
+                continue
+            assert loaded == {"n": 1}

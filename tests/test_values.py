@@ -19,7 +19,7 @@ from holdfast.codec import nodes, rows, values
 from holdfast.errors import HoldfastError, InvalidRequest, NotSerializable
 from holdfast.model import ToolCall
 
-from .exact import PAD, fresh, opened, python, same
+from .exact import PAD, Frozen, Point, fresh, opened, python, same
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite"])
@@ -285,16 +285,6 @@ def test_enums_are_stored_as_their_values(store, value, plain):
     for state, expected in [(value, plain), ({"v": [value, PAD]}, {"v": [plain, PAD]})]:
         session.save(state)
         assert same(session.load(), expected)
-
-
-@dataclass(frozen=True)
-class Point:
-    x: Any = 0
-
-
-class Frozen(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True)
-    x: int = 0
 
 
 @dataclass
