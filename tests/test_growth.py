@@ -1,4 +1,4 @@
-"""The hot path of `append` writes what the general path writes, byte for byte."""
+"""The hot path of `append` and `save` writes what the general path writes, byte for byte."""
 
 from __future__ import annotations
 
@@ -35,14 +35,24 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
     sessions[0].save({"first": text(rng, 300), "log": [message(rng, i) for i in range(30)], "z": 1})
     sessions[1].save({"log": [message(rng, i) for i in range(rng.choice([1, 15, 40]))]})
     total = 2
+    states: dict[str, Any] = {}
     for i in range(160):
         session = rng.choice(sessions)
         roll = rng.random()
         item: Any = message(rng, i)
+        if roll < 0.45 or roll >= 0.86:
+            states.pop(session.name, None)
         if roll < 0.1:
             item = rng.choice([text(rng, 200), 5, [1] * 400, {"t": (1, 2)}, text(rng, 6000), None])
-        if roll < 0.86:
+        if roll < 0.45:
             session.append("log", item)
+        elif roll < 0.86:
+            grown = states.setdefault(session.name, None) or session.load()
+            grown["log"] += [item, *[message(rng, i) for _ in range(rng.choice([0, 0, 1, 2, 5]))]]
+            session.save(grown)
+            states[session.name] = grown
+            total += 1
+            continue
         elif roll < 0.9:
             session.append("log", item, text(rng, 50))
         elif roll < 0.93:

@@ -1,9 +1,9 @@
-"""The hot path: one small item more at the end of a list right below the root.
+"""The hot path: a few small items more at the end of a list right below the root.
 
-Most agents do this at most steps. It writes what `patch.append` and `Writer.checkpoint` would
-write, byte for byte, without building nodes, and in one straight line: what runs once between two
-waits for the disk runs with cold caches, where every function entered costs more than its work.
-It ends where the general path has more to do (every few items, when loose rows are packed).
+Most agents do this at most steps, by `append` or by saving a state that grew. It writes what the
+general path would write, byte for byte, without building nodes, and in one straight line: what runs
+once between two waits for the disk runs with cold caches, where every function entered costs more
+than its work. It ends where the general path has more to do (when a full pack is due).
 """
 
 from __future__ import annotations
@@ -17,34 +17,47 @@ from xxhash import xxh3_64_digest
 
 from holdfast import ids
 from holdfast.backends.base import Change
-from holdfast.codec import records, values, wire
+from holdfast.codec import records, ropes, values, wire
 from holdfast.codec.nodes import (
     CHAIN,
     DICT,
     INLINE,
+    LEAF_MAX,
     LIST,
     LIST_ITEM,
     ROOT_KEYS,
     ROPE_TAG,
+    Leaf,
     Rope,
     Struct,
+    Tail,
     dict_preimage,
-    parse_rope,
 )
 from holdfast.codec.records import Head
-from holdfast.codec.rows import HEAD, ITEMS
-from holdfast.codec.streams import LOOSE_BYTES, LOOSE_ITEMS, MAX_ITEMS, STREAM_BITS, RowWrite
+from holdfast.codec.rows import FAST, HEAD, ITEMS, PLAIN
+from holdfast.codec.streams import (
+    LOOSE_BYTES,
+    LOOSE_ITEMS,
+    MAX_ITEMS,
+    PACK_BYTES,
+    PACK_ITEMS,
+    STREAM_BITS,
+    RowWrite,
+    item_row,
+)
 from holdfast.lineage import Place
 from holdfast.model import Checkpoint, Record
 
 if TYPE_CHECKING:
+    from holdfast.cache import Images
+    from holdfast.codec.chunks import Item
     from holdfast.codec.nodes import Node
     from holdfast.writing import Tip, Writer
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_REFERENCE = 200
-_MAX = values.MAX_VALUE - LOOSE_BYTES
-_APPEND = records.OPERATIONS.index("append")
+_SIMPLE = {str, int, float, bool, type(None), dict, list}
+_ITEM = {str, dict}
 _new: Any = tuple.__new__  # a named tuple without the call of its constructor
 
 
@@ -52,102 +65,189 @@ class Growth:
     """A list that may grow by a few more items: what stays the same from one to the next."""
 
     __slots__ = (
-        "after", "at", "base", "before", "count", "end", "hash", "hash_after", "hash_before",
-        "held", "items", "key", "last", "payload", "rest", "rope", "size", "spans", "tail", "tails",
+        "after", "at", "base", "before", "count", "debt", "end", "extents", "flat_tails", "flats",
+        "hash", "hash_after", "hash_before", "held", "items", "key", "last", "loose", "names",
+        "rest", "size", "spans", "tail", "tails",
     )  # fmt: skip
 
     def __init__(self, base: bytes, root: Struct, at: int, rope: Rope) -> None:
         self.base = base
-        """The record whose image this one grows from."""
-        self.key, self.at, self.rope = root.keys[at], at, rope
+        """The record whose image this one grows from; `items` came since."""
+        self.items: list[Item] = []
         keys, children = root.keys, root.children
+        self.at = at
+        self.names: list[str] = [values.decode(key) for key in keys]
+        self.flats = [c.flat if isinstance(c, Leaf) else None for c in children]
+        self.key = self.names[at]
         parts = [wire.map_header(len(keys))]
         for key, child in zip(keys, children, strict=True):
             parts += (key, child.stored)
         self.before, self.after = b"".join(parts[: 2 * at + 2]), b"".join(parts[2 * at + 3 :])
         self.hash_before, self.hash_after = dict_preimage(keys, children, at)
         self.rest = root.size - rope.size
-        self.count, self.size, self.hash = rope.count, rope.size, rope.hash
-        self.tail = rope.tails[0]
-        self.tails = [n for tail in rope.tails[1:] for n in tail]
-        self.end, self.held = self.tail.end, self.tail.held
-        *spans, self.last = rope.extents
-        self.spans = [n for extent in spans for n in extent]
-        self.items: list[tuple[bytes, None]] = []
-        self.payload = b""
+        self.count, self.size, self.hash, self.debt = rope.count, rope.size, rope.hash, rope.debt
+        self.tail, *self.tails = rope.tails
+        self.flat_tails = [n for tail in self.tails for n in tail]
+        self.end, self.loose, self.held = self.tail.end, self.tail.loose, self.tail.held
+        *self.extents, self.last = rope.extents
+        self.spans = [n for extent in self.extents for n in extent]
 
     @classmethod
-    def begin(cls, base: bytes, root: Node, key: bytes, line: int) -> Growth | None:
-        """A growth for the list under `key`, or None if it is not laid out for it."""
-        if type(root) is not Struct or root.kind != DICT or key not in root.keys:
+    def begin(cls, base: bytes, old: Node | None, root: Node, line: int) -> Growth | None:
+        """A growth for the list that has just grown; None if none has, or not in the simple way."""
+        if type(root) is not Struct or root.kind != DICT or len(root.keys) > ROOT_KEYS:
             return None
-        at = root.keys.index(key)
-        rope = root.children[at]
-        if type(rope) is not Rope or rope.kind != LIST or not rope.tails:
+        for at, rope in enumerate(root.children):
+            if type(rope) is Rope and rope.kind == LIST and rope.tails and _grew(old, at, rope):
+                break
+        else:
             return None
         tail = rope.tails[0]
         stream, first, count = rope.extents[-1]
         if (
             tail.line != line
             or (stream, first + count) != (tail.stream, tail.end)
-            or tail.end + LOOSE_ITEMS >= MAX_ITEMS
-            or not 16 <= rope.count < (1 << 16) - LOOSE_ITEMS  # the header keeps its length
-            or len(root.keys) > ROOT_KEYS
+            or tail.end + 2 * PACK_ITEMS >= MAX_ITEMS
+            or rope.size > values.MAX_VALUE - 2 * PACK_BYTES
             or len(rope.stored) > _MAX_REFERENCE
             or len(root.stored) > INLINE - _MAX_REFERENCE
         ):
             return None
         return cls(base, root, at, rope)
 
+    def added(self, state: Any, image: Node | None) -> list[bytes] | None:
+        """The items that `state` has more; None if it differs elsewhere, or this cannot be told."""
+        if (
+            type(state) is not dict
+            or not isinstance(image, Struct)
+            or {*map(type, state)} != {str}
+            or [*state] != self.names
+        ):
+            return None
+        grown: Any = None
+        for at, child in enumerate(state.values()):
+            if at == self.at:
+                grown = child
+            elif type(child) not in _SIMPLE or values.encode_exact(child, 1) != self.flats[at]:
+                return None
+        rope = image.children[self.at]
+        if (
+            type(grown) is not list
+            or not self.count < len(grown) <= self.count + LOOSE_ITEMS
+            or type(rope) is not Rope
+            or rope.chunks is None
+        ):
+            return None
+        new = grown[self.count :]
+        if not {*map(type, new)} <= _ITEM:
+            return None
+        known = ropes.take_in(rope, rope.chunks)
+        flat = values.encode(grown)
+        pos = len(wire.array_header(len(grown)))
+        for chunk in known:
+            if not flat.startswith(chunk.data, pos):
+                return None
+            pos += len(chunk.data)
+        for item, _ in self.items:
+            if not flat.startswith(item, pos):
+                return None
+            pos += len(item)
+        fresh = [values.encode_exact(item, 2) for item in new]
+        if flat[pos:] != b"".join(fresh) or values.fragments_alive():
+            return None
+        if any(c.lookalikes() for c in known):
+            return None
+        return None if any(values.has_lookalikes(i, 1) for i, _ in self.items) else fresh
+
+    def rebase(self, images: Images, record: bytes) -> None:
+        """Take the image of `base`, if it is in memory, on to `record`."""
+        base = images.get(self.base)
+        if isinstance(base, Struct):
+            images.put(record, self.node(base), self.base)
+        self.base, self.items = record, []
+
     def node(self, base: Struct) -> Struct:
         """The root as a node, with the image of `base` carried on."""
-        rope = parse_rope(self.payload)
+        line, stream, _, small, _, _ = self.tail
+        tail = Tail(line, stream, self.end, small, self.loose, self.held)
         old = base.children[self.at]
+        chunks, more = None, None
         if isinstance(old, Rope) and old.chunks is not None:
-            rope.chunks, rope.more = old.chunks, (old.more, list(self.items))
+            chunks, more = old.chunks, (old.more, self.items)
+        rope = Rope(
+            LIST, self.count, self.size, self.hash, (*self.extents, self.last), (tail, *self.tails),
+            debt=self.debt, chunks=chunks, more=more,
+        )  # fmt: skip
         return base.with_child(self.at, rope)
 
 
+def _grew(old: Node | None, at: int, rope: Rope) -> bool:
+    """Whether a list became longer by items at its end alone, as far as that is known."""
+    if type(old) is not Struct or at >= len(old.children):
+        return False
+    before = old.children[at]
+    if type(before) is not Rope or before.count >= rope.count:
+        return False
+    return rope.chunks is None or rope.more is not None
+
+
 def grow(
-    writer: Writer, growth: Growth, tip: Tip, item: Any, extra: dict[str, Any]
+    writer: Writer, growth: Growth, tip: Tip, flats: list[bytes], how: str, extra: dict[str, Any]
 ) -> Checkpoint | None:
-    """Commit a checkpoint with one item more; None, and nothing done, where it does not fit.
+    """Commit a checkpoint with some items more; None, and nothing done, where it does not fit.
 
     After an exception the growth must be discarded.
     """
-    flat = values.encode_exact(item, 2)
-    size, pos = len(flat), growth.end
-    line, stream, _, small, loose, _ = growth.tail
-    end, count, total = pos + 1, growth.count + 1, growth.size + size
-    if end - loose >= LOOSE_ITEMS or size >= LOOSE_BYTES or not LIST_ITEM * count <= total <= _MAX:
+    pos, chain, size, longest = growth.end, growth.hash, 0, 0
+    for flat in flats:
+        chain = sha256(CHAIN + chain + sha256(flat).digest()).digest()
+        size += len(flat)
+        longest = max(longest, len(flat))
+    line, stream, _, small, _, _ = growth.tail
+    new = len(flats)
+    end, count, total = pos + new, growth.count + new, growth.size + size
+    held, loose = growth.held + size, growth.loose
+    if (
+        longest > LEAF_MAX
+        or total < LIST_ITEM * count
+        or growth.count < 16 <= count  # the list's header becomes longer
+        or growth.count < 1 << 16 <= count
+    ):
         return None
-    chain = sha256(CHAIN + growth.hash + sha256(flat).digest()).digest()
-    held = growth.held + size
+    if end - loose >= LOOSE_ITEMS or size >= LOOSE_BYTES:
+        before = pos - loose
+        if end - small >= PACK_ITEMS or held >= PACK_BYTES or len(growth.items) < before:
+            return None
+        run = [flat for flat, _ in growth.items[len(growth.items) - before :]]
+        write = item_row(stream, loose, before, run + flats, refs=False, level=FAST)
+        row, loose = write[3], end
+    elif new == 1:
+        row = b"\x00" + flats[0]
+        row = xxh3_64_digest(row, (ITEMS + (stream << STREAM_BITS | pos)) & _MASK) + row
+        write = _new(RowWrite, (stream, pos, 0, row))
+    else:
+        write = item_row(stream, pos, 0, flats, refs=False, level=PLAIN)
+        row = write[3]
     _, first, length = growth.last
+    length += new
     payload = packb(
-        [LIST, count, total, chain, b"", growth.rope.debt,
-         [line, stream, end, small, loose, held, *growth.tails],
-         [*growth.spans, stream, first, length + 1]]
+        [LIST, count, total, chain, b"", growth.debt,
+         [line, stream, end, small, loose, held, *growth.flat_tails],
+         [*growth.spans, stream, first, length]]
     )  # fmt: skip
     root = b"".join(
         [growth.before, b"\xc7", bytes((len(payload), ROPE_TAG)), payload, growth.after]
     )
     state_hash = sha256(growth.hash_before + chain + growth.hash_after).digest()
-    row = b"\x00" + flat
-    row = xxh3_64_digest(row, (ITEMS + (stream << STREAM_BITS | pos)) & _MASK) + row
 
-    (number, parent_seq), parent, parent_hash, step, before, _, _, skip = tip
+    (number, parent_seq), parent, parent_hash, step, before_us, _, _, skip = tip
     head = writer.head
     seq, step = head.last + 1, step + 1
     now = time.time_ns()
-    created = max(now // 1000, before)
+    created = max(now // 1000, before_us)
     id = ids.new_id(parent, now)
     state_size, added = growth.rest + total, len(root) + len(row)
-    meta = (
-        records.metadata(step, created, "append", parent_seq, parent, extra)
-        if extra
-        else packb([step, created, _APPEND, parent_seq, parent])
-    )
+    meta = records.metadata(step, created, how, parent_seq, parent, extra)
     digest = sha256(
         b"".join([
             writer.hash_prefix, seq.to_bytes(4, "big"), id, len(meta).to_bytes(4, "big"), meta,
@@ -160,20 +260,21 @@ def grow(
     new_head = _new(Head, (seq, seq, head.operations, parent_seq))
     sealed = b"\x00" + packb([*new_head])
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
-    rows = (_new(RowWrite, (stream, pos, 0, row)),)
     writer.store.backend.commit(
-        Change(number, writer.head_row, head_row, None, (seq, id, body), rows, plain=True)
+        Change(number, writer.head_row, head_row, None, (seq, id, body), (write,), plain=True)
     )
-    growth.end, growth.count, growth.size, growth.hash, growth.held = end, count, total, chain, held
-    growth.last, growth.payload = (stream, first, length + 1), payload
-    growth.items.append((flat, None))
+    growth.end, growth.count, growth.size, growth.hash = end, count, total, chain
+    growth.held, growth.loose, growth.last = held, loose, (stream, first, length)
+    growth.items += [(flat, None) for flat in flats]
     writer.head, writer.head_row = new_head, head_row
     place = _new(Place, (number, seq))
     writer.tip = _new(type(tip), (place, id, digest, step, created, line, root, parent_seq))
+    if loose == end:
+        growth.rebase(writer.store.images, digest)
     if extra:
         extra = records.read_extra(meta)
     fields = (
-        seq, id, step, created, "append", parent, parent_seq, extra, digest, lambda: state_hash,
+        seq, id, step, created, how, parent, parent_seq, extra, digest, lambda: state_hash,
         state_size, added, skip, None,
     )  # fmt: skip
     return Checkpoint(writer.name, _new(Record, fields), None, ())

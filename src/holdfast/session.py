@@ -29,7 +29,7 @@ from holdfast.source import StoredSource
 from holdfast.writing import Tip, Writer, seal_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from holdfast.backends.base import Reader
@@ -89,7 +89,13 @@ class Session:
         checkpoint, to which the head moves.
         """
         try:
-            return self._write("save", lambda old, out: lay_out(state, old, out), fields, parent)
+            return self._write(
+                "save",
+                lambda old, out: lay_out(state, old, out),
+                fields,
+                lambda writer, extra: writer.save(state, extra),
+                parent,
+            )
         except NotSerializable:
             values.check(state, "state")  # raises again, with the whole path
             values.check(fields, "fields")
@@ -101,29 +107,18 @@ class Session:
             raise InvalidRequest("append() needs at least one item")
         where = _path(path)
         try:
-            if len(items) == 1 and len(where) == 1 and not fields:
-                return self._append(where, items)
             return self._write(
-                "append", lambda old, out: patching.append(old, where, items, out), fields
+                "append",
+                lambda old, out: patching.append(old, where, items, out),
+                fields,
+                (lambda writer, extra: writer.append(where[0], items, extra))
+                if len(where) == 1
+                else None,
             )
         except NotSerializable:
             values.check(items, f"new items of {_dotted(where)}")
             values.check(fields, "fields")
             raise
-
-    def _append(self, where: tuple[str], items: tuple[Any]) -> Checkpoint:
-        """One item and no fields: what most agents do at most steps."""
-        key = values.encode_key(where[0])
-        extra = {} if self.agent is None else {"agent": self.agent}
-        with self._lock:
-            writer = self._writer
-            checkpoint = writer.append(key, items[0], extra)
-            if checkpoint is None:
-                checkpoint = writer.checkpoint(
-                    "append", lambda old, out: patching.append(old, where, items, out), extra
-                )
-                writer.get_ready(key)
-            return checkpoint
 
     def patch(
         self,
@@ -160,22 +155,33 @@ class Session:
             raise
 
     def _write(
-        self, operation: str, build: Build, fields: Fields, parent: Revision | None = None
+        self,
+        operation: str,
+        build: Build,
+        fields: Fields,
+        hot: Callable[[Writer, dict[str, Any]], Checkpoint | None] | None = None,
+        parent: Revision | None = None,
     ) -> Checkpoint:
+        """Commit what `build` lays out. `hot` is tried before, where there are no marks to set."""
         label, tags, extra = fielding.check(fields) if fields else (None, (), {})
         if self.agent is not None:
             extra["agent"] = self.agent
         with self._lock:
+            writer = self._writer
             if parent is None:
-                return self._writer.checkpoint(operation, build, extra, label, tags)
+                if hot is not None and not (label or tags or "key" in extra):
+                    checkpoint = hot(writer, extra)
+                    if checkpoint is not None:
+                        return checkpoint
+                return writer.checkpoint(operation, build, extra, label, tags)
             with self._store.backend.reader() as reader:
                 place = self._place(reader, parent)
-                if place.session != self._writer.number:
+                if place.session != writer.number:
                     raise InvalidRequest(
                         "a parent must lie in the same session", hint="fork() from another session"
                     )
                 tip = Tip.read(reader, place)
-            return self._writer.checkpoint(operation, build, extra, label, tags, parent=tip)
+            return writer.checkpoint(operation, build, extra, label, tags, parent=tip)
 
     def fork(self, name: str, at: Revision | None = None) -> Session:
         """A new session that begins with this one's state at `at` (the head). No data is copied."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.backends.base import Change, Moved
-from holdfast.codec import records
-from holdfast.codec.nodes import Struct, parse
+from holdfast.codec import records, values
+from holdfast.codec.nodes import parse
 from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
 from holdfast.codec.streams import Writes
 from holdfast.errors import (
@@ -122,22 +122,39 @@ class Writer:
             except (Moved, SessionExists):
                 self._catch_up()
             except BaseException:
+                self.growth = None
                 if tip is not None:
                     self.store.images.drop(tip.hash)
                 raise
             else:
-                self.growth = None
                 return checkpoint
 
-    def append(self, key: bytes, item: Any, extra: dict[str, Any]) -> Checkpoint | None:
-        """One item more on the hot path; None where that does not apply."""
-        growth, tip = self.growth, self.tip
-        if growth is None or tip is None or growth.key != key or tip.place[1] != self.head.last:
+    def append(self, key: str, items: tuple[Any, ...], extra: dict[str, Any]) -> Checkpoint | None:
+        """Items for the list under `key`, on the hot path; None where that does not apply."""
+        growth = self.growth
+        if growth is None or growth.key != key or len(items) != 1:
             return None
-        if type(item) is not dict and type(item) is not str:
+        kind = type(items[0])
+        if kind is not dict and kind is not str:
+            return None
+        return self._grow(growth, [values.encode_exact(items[0], 2)], "append", extra)
+
+    def save(self, state: Any, extra: dict[str, Any]) -> Checkpoint | None:
+        """A state that grew, on the hot path; None where that does not apply."""
+        growth = self.growth
+        if growth is None:
+            return None
+        flats = growth.added(state, self.store.images.get(growth.base))
+        return None if flats is None else self._grow(growth, flats, "save", extra)
+
+    def _grow(
+        self, growth: Growth, flats: list[bytes], how: str, extra: dict[str, Any]
+    ) -> Checkpoint | None:
+        tip = self.tip
+        if tip is None or tip.place[1] != self.head.last:
             return None
         try:
-            return grow(self, growth, tip, item, extra)
+            return grow(self, growth, tip, flats, how, extra)
         except Moved:
             self.growth = None
             self._catch_up()
@@ -146,21 +163,11 @@ class Writer:
             self.growth = None
             raise
 
-    def get_ready(self, key: bytes) -> None:
-        """Get ready for more items in the list under `key`."""
-        tip = self.tip
-        if tip is not None:
-            self.growth = Growth.begin(tip.hash, self._node(tip), key, tip.line)
-
     def _node(self, tip: Tip) -> Node:
         """The layout of a checkpoint, with its image if that is in memory."""
         growth = self.growth
-        if growth is not None and tip is self.tip and growth.payload:
-            base = self.store.images.get(growth.base)
-            if isinstance(base, Struct):
-                node = growth.node(base)
-                self.store.images.put(tip.hash, node, growth.base)
-                return node
+        if growth is not None and tip is self.tip and growth.items:
+            growth.rebase(self.store.images, tip.hash)
         return self.store.images.get(tip.hash) or parse(tip.root, root=True)
 
     def fork(self, tip: Tip, extra: dict[str, Any]) -> None:
@@ -193,7 +200,9 @@ class Writer:
             blobs = _blobs(out, source) if out.blobs else []
         laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs)
         checkpoint = self._seal(tip, number, line, operation, laid, extra, label, tags)
-        store.images.put(checkpoint._record.hash, node, tip.hash if goes_on and tip else None)
+        digest = checkpoint._record.hash
+        store.images.put(digest, node, tip.hash if goes_on and tip else None)
+        self.growth = Growth.begin(digest, old, node, line)
         return checkpoint
 
     def _seal(

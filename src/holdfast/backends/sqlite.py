@@ -208,16 +208,30 @@ _SWAP = "BEGIN IMMEDIATE; UPDATE heads SET body = ? WHERE session = ? AND body =
 _CREATE = """BEGIN IMMEDIATE; INSERT INTO sessions VALUES (?, ?, ?);
 INSERT INTO names VALUES (?, ?); INSERT INTO heads VALUES (?, ?)"""
 _ITEM = "INSERT INTO items VALUES (?, ?); "
+_PACKED = "DELETE FROM items WHERE pos >= ? AND pos < ?; "
 _SHARE = "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)"
 _REWRITE = "INSERT OR REPLACE INTO blobs (digest, body) VALUES (?, ?)"
 _CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
-_ONE_ITEM = _ITEM + _CHECKPOINT + "COMMIT"
+# The most frequent change in one call. Each statement goes on only if the one before changed a row.
+_APPEND = f"""{_SWAP}; INSERT INTO items SELECT ?, ? WHERE changes();
+INSERT INTO checkpoints SELECT ?, ?, ? WHERE changes(); COMMIT"""
 
 
 def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
     """One transaction. Several statements go in one call: a call costs as much as a statement."""
     execute = cursor.execute
-    session = change.session
+    session, rows = change.session, change.rows
+    if change.plain and len(rows) == 1 and not rows[0][2] and change.checkpoint:
+        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
+        _finish(
+            execute,
+            _APPEND,
+            (change.head, session, change.expect, stream << STREAM_BITS | first, row,
+             session << SEQ_BITS | seq, id, body),
+        )  # fmt: skip
+        if not connection.changes():
+            raise Moved
+        return
     if change.create is None:
         execute(_SWAP, (change.head, session, change.expect))
         if connection.changes() != 1:
@@ -231,27 +245,22 @@ def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> 
             )
         except apsw.ConstraintError:
             raise SessionExists("a session of this name exists already") from None
-    rows = change.rows
-    if change.plain and len(rows) == 1 and not rows[0][2] and change.checkpoint:
-        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
-        bindings = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
-        _finish(execute, _ONE_ITEM, bindings)
-        return
     if not change.plain:
         _write_annotations(execute, change)
     for digest, body, rewrite in change.blobs:
         execute(_REWRITE if rewrite else _SHARE, (digest, body))
     sql = ""
     values: list[Any] = []
-    for stream, first, replaces, body in change.rows:
+    for stream, first, replaces, body in rows:
         pos = stream << STREAM_BITS | first
+        if len(values) >= _MAX_BINDINGS:
+            _finish(execute, sql, values)
+            sql, values = "", []
         if replaces:
-            execute("DELETE FROM items WHERE pos >= ? AND pos < ?", (pos, pos + replaces))
-        if len(values) < _MAX_BINDINGS:
-            sql += _ITEM
-            values += (pos, body)
-        else:
-            execute(_ITEM, (pos, body))
+            sql += _PACKED
+            values += (pos, pos + replaces)
+        sql += _ITEM
+        values += (pos, body)
     if change.checkpoint is not None:
         seq, id, body = change.checkpoint
         sql += _CHECKPOINT

@@ -52,23 +52,15 @@ class Chunk:
     def hashes_of(items: Iterable[Item]) -> list[bytes]:
         return [sha256(flat).digest() if node is None else node.hash for flat, node in items]
 
-    def extended(self, items: Sequence[Item]) -> Chunk:
-        data = [self.data]
-        ends = self.ends.copy()
-        nodes = self.nodes
-        end = len(self.data)
-        for flat, node in items:
-            if node is not None:
-                nodes = nodes | {len(ends): node}
-            end += len(flat)
-            data.append(flat)
-            ends.append(end)
-        chunk = Chunk(b"".join(data), ends, nodes)
+    def joined(self, other: Chunk) -> Chunk:
+        """Both, one after the other. What is known about this one is not worked out again."""
+        start, count = len(self.data), self.count
+        nodes = self.nodes | {count + i: node for i, node in other.nodes.items()}
+        chunk = Chunk(self.data + other.data, self.ends + [start + e for e in other.ends], nodes)
         if self._hashes is not None:
-            chunk._hashes = self._hashes + self.hashes_of(items)
+            chunk._hashes = self._hashes + other.hashes()
         if self._lookalikes is not None:
-            added = b"".join(data[1:])
-            chunk._lookalikes = self._lookalikes or values.has_lookalikes(added, len(items))
+            chunk._lookalikes = self._lookalikes or other.lookalikes()
         return chunk
 
 
@@ -169,14 +161,9 @@ def rebuild(
 ) -> tuple[int, tuple[Chunk, ...]]:
     """The image of the new encoding, and how many of its first chunks are the old ones."""
     kept = list(chunks[: m.head])
-    if not m.head_items and kept and len(kept[-1].data) < CHUNK // 2 and not m.tail_items:
-        # The usual growth at the end: fill up the last chunk instead of adding slivers.
-        last = kept.pop()
-        fresh = (
-            [last.extended(middle)]
-            if len(last.data) + sum(len(f) for f, _ in middle) < 2 * CHUNK
-            else group([*last.items(0, last.count), *middle])
-        )
-    else:
-        fresh = group([*m.head_items, *middle, *m.tail_items])
+    fresh = group([*m.head_items, *middle, *m.tail_items])
+    if len(fresh) == 1:
+        # Growth at the end leaves chunks that halve in size: few of them, and little is copied.
+        while kept and len(kept[-1].data) < min(2 * len(fresh[0].data), CHUNK // 2):
+            fresh[0] = kept.pop().joined(fresh[0])
     return len(kept), (*kept, *fresh, *chunks[m.tail :])

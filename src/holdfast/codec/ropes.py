@@ -7,6 +7,7 @@ growth at the end, one for edits elsewhere, so that each pattern stays contiguou
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +58,13 @@ def chunks(rope: Rope, source: Source) -> tuple[images.Chunk, ...]:
                     items.append((stored, None))
         rope.chunks = tuple(images.group(items))
         _check_size(rope, sum([len(c.data) for c in rope.chunks]))
-    elif rope.more is not None:
-        _take_in(rope, rope.chunks)
-    return rope.chunks
+    return take_in(rope, rope.chunks)
 
 
-def _take_in(rope: Rope, known: tuple[images.Chunk, ...]) -> None:
-    """Add appended items to the image."""
+def take_in(rope: Rope, known: tuple[images.Chunk, ...]) -> tuple[images.Chunk, ...]:
+    """The image of a list of which `known` is in memory, with the items that were appended."""
+    if rope.more is None:
+        return known
     runs = []
     more = rope.more
     while more is not None:
@@ -71,8 +72,10 @@ def _take_in(rope: Rope, known: tuple[images.Chunk, ...]) -> None:
         more = more[0]
     items = [item for run in reversed(runs) for item in run]
     everything = images.Match(len(known), len(known), [], [], 0, 0, 0, 0)
-    rope.chunks, rope.chains, rope.more = images.rebuild(known, everything, items)[1], None, None
-    _check_size(rope, sum([len(c.data) for c in rope.chunks]))
+    image = images.rebuild(known, everything, items)[1]
+    _check_size(rope, sum([len(c.data) for c in image]))
+    rope.chunks, rope.chains, rope.more = image, None, None
+    return image
 
 
 def entries(rope: Rope, source: Source) -> Struct:
@@ -215,19 +218,23 @@ def _chains(known: tuple[bytes, ...], image: tuple[images.Chunk, ...]) -> tuple[
     return tuple(out)
 
 
-def _recent(rope: Rope, appender: streams.Appender) -> list[bytes]:
-    """Leaves at the end of a rope that are in memory and lie one after the other in its stream."""
+def _recent(rope: Rope, tail: tuple[int, int]) -> list[bytes]:
+    """Leaves at the end of a rope that are in memory and lie one after the other in its stream.
+
+    `tail` is that stream, and where it ended before the new items.
+    """
     stream, first, count = rope.extents[-1]
-    if rope.chunks is None or (stream, first + count) != (appender.stream, appender.end):
+    if rope.chunks is None or (stream, first + count) != tail:
         return []
     items: list[images.Item] = []
     more = rope.more
     while more is not None and len(items) < streams.LOOSE_ITEMS:
         items = more[1] + items
         more = more[0]
-    if more is None and len(items) < streams.LOOSE_ITEMS:
-        last = rope.chunks[-1]
-        items = last.items(max(last.count - streams.LOOSE_ITEMS, 0), last.count) + items
+    for chunk in reversed(rope.chunks if more is None else ()):
+        if len(items) >= streams.LOOSE_ITEMS:
+            break
+        items = chunk.items(max(chunk.count - streams.LOOSE_ITEMS, 0), chunk.count) + items
     leaves: list[bytes] = []
     for flat, node in reversed(items[-count:]):
         if node is not None:
@@ -244,7 +251,7 @@ def grow_list(
     `expected` is the size that the list must have then, where its encoding is known.
     """
     appender = out.appender(old.tails[0] if old.tails else None)
-    appender.recent = _recent(old, appender)
+    appender.recent = partial(_recent, old, (appender.stream, appender.end))
     stored, refs, size, digest = [], False, old.size, old.hash
     for flat, node in items:
         size += len(flat)

@@ -78,7 +78,7 @@ class Appender:
         self.end = self._tail.end
         self._items: list[bytes] = []
         self._refs = False
-        self.recent: list[bytes] = []
+        self.recent: Callable[[], list[bytes]] = list
         """The last items before the new ones, as far as they are at hand: they need no reading."""
 
     def append(self, items: Sequence[bytes], *, refs: bool) -> Extent:
@@ -100,11 +100,11 @@ class Appender:
         size = sum([len(i) for i in items])
         held += size
         if end - loose < LOOSE_ITEMS and size < LOOSE_BYTES:
-            row = _row(stream, start, 0, items, refs=self._refs, level=PLAIN)
+            row = item_row(stream, start, 0, items, refs=self._refs, level=PLAIN)
             return Tail(line, stream, end, small, loose, held), [row]
         if end - small < PACK_ITEMS and held < PACK_BYTES:
             old, refs = self._read(source, loose, start)
-            row = _row(stream, loose, len(old), old + items, refs=refs, level=FAST)
+            row = item_row(stream, loose, len(old), old + items, refs=refs, level=FAST)
             return Tail(line, stream, end, small, end, held), [row]
         old, refs = self._read(source, small, start)
         rows = list(_packs(stream, small, old, items, refs=refs))
@@ -114,9 +114,12 @@ class Appender:
         """Items that were written before and are packed now."""
         items: list[bytes] = []
         refs = self._refs
-        if stop - start <= len(self.recent):
-            items = self.recent[len(self.recent) - (stop - start) :]
-        elif start < stop:
+        if start == stop:
+            return items, refs
+        recent = self.recent() if stop - start < LOOSE_ITEMS else []
+        if stop - start <= len(recent):
+            items = recent[len(recent) - (stop - start) :]
+        else:
             for piece in pieces(source, [(self.stream, start, stop - start)]):
                 refs = refs or piece.refs
                 begin = 0
@@ -135,14 +138,14 @@ def _packs(
     size = 0
     for item in old + new:
         if run and size + len(item) > 2 * PACK_BYTES:
-            yield _row(stream, first, replaced, run, refs=refs, level=DENSE)
+            yield item_row(stream, first, replaced, run, refs=refs, level=DENSE)
             first, replaced, run, size = first + len(run), 0, [], 0
         run.append(item)
         size += len(item)
-    yield _row(stream, first, replaced, run, refs=refs, level=DENSE)
+    yield item_row(stream, first, replaced, run, refs=refs, level=DENSE)
 
 
-def _row(
+def item_row(
     stream: int, first: int, replaced: int, items: list[bytes], *, refs: bool, level: int
 ) -> RowWrite:
     return RowWrite(
