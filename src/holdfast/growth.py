@@ -94,7 +94,7 @@ class Growth:
 
     @classmethod
     def begin(cls, base: bytes, old: Node | None, root: Node, line: int) -> Growth | None:
-        """A growth for the list that has just grown; None if none has, or not in the simple way."""
+        """A growth for the list that has just grown; None if there is none of a simple kind."""
         if type(root) is not Struct or root.kind != DICT or len(root.keys) > ROOT_KEYS:
             return None
         for at, rope in enumerate(root.children):
@@ -182,13 +182,11 @@ class Growth:
 
 
 def _grew(old: Node | None, at: int, rope: Rope) -> bool:
-    """Whether a list became longer by items at its end alone, as far as that is known."""
-    if type(old) is not Struct or at >= len(old.children):
-        return False
-    before = old.children[at]
-    if type(before) is not Rope or before.count >= rope.count:
-        return False
-    return rope.chunks is None or rope.more is not None
+    """Whether a list became longer at its end alone, as far as that is known, or is new."""
+    before = old.children[at] if type(old) is Struct and at < len(old.children) else None
+    if type(before) is not Rope:
+        return True
+    return before.count < rope.count and (rope.chunks is None or rope.more is not None)
 
 
 def grow(
@@ -207,12 +205,9 @@ def grow(
     new = len(flats)
     end, count, total = pos + new, growth.count + new, growth.size + size
     held, loose = growth.held + size, growth.loose
-    if (
-        longest > LEAF_MAX
-        or total < LIST_ITEM * count
-        or growth.count < 16 <= count  # the list's header becomes longer
-        or growth.count < 1 << 16 <= count
-    ):
+    if growth.count < 16 <= count or growth.count < 1 << 16 <= count:
+        total += 2  # the list's header becomes longer
+    if longest > LEAF_MAX or total < LIST_ITEM * count:
         return None
     if end - loose >= LOOSE_ITEMS or size >= LOOSE_BYTES:
         before = pos - loose

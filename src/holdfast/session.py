@@ -29,7 +29,7 @@ from holdfast.source import StoredSource
 from holdfast.writing import Tip, Writer, seal_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Unpack
 
     from holdfast.backends.base import Reader
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from holdfast.fields import Fields
     from holdfast.store import Store
     from holdfast.verify import Report
-    from holdfast.writing import Build
 
     Revision = str | Checkpoint
     Path = str | tuple[str, ...]
@@ -89,13 +88,17 @@ class Session:
         checkpoint, to which the head moves.
         """
         try:
-            return self._write(
-                "save",
-                lambda old, out: lay_out(state, old, out),
-                fields,
-                lambda writer, extra: writer.save(state, extra),
-                parent,
-            )
+            label, tags, extra = self._fields(fields)
+            with self._lock:
+                writer = self._writer
+                if parent is None and not (label or tags):
+                    checkpoint = writer.save(state, extra)
+                    if checkpoint is not None:
+                        return checkpoint
+                tip = None if parent is None else self._parent(parent)
+                return writer.checkpoint(
+                    "save", lambda old, out: lay_out(state, old, out), extra, label, tags, tip
+                )
         except NotSerializable:
             values.check(state, "state")  # raises again, with the whole path
             values.check(fields, "fields")
@@ -103,20 +106,26 @@ class Session:
 
     def append(self, path: Path, *items: Any, **fields: Unpack[Fields]) -> Checkpoint:
         """Add items to the list at `path`; nothing else of the state is touched or encoded."""
-        if not items:
-            raise InvalidRequest("append() needs at least one item")
-        where = _path(path)
         try:
-            return self._write(
-                "append",
-                lambda old, out: patching.append(old, where, items, out),
-                fields,
-                (lambda writer, extra: writer.append(where[0], items, extra))
-                if len(where) == 1
-                else None,
-            )
+            label, tags, extra = self._fields(fields)
+            with self._lock:
+                writer = self._writer
+                if not (label or tags):
+                    checkpoint = writer.append(path, items, extra)
+                    if checkpoint is not None:
+                        return checkpoint
+                if not items:
+                    raise InvalidRequest("append() needs at least one item")
+                where = _path(path)
+                return writer.checkpoint(
+                    "append",
+                    lambda old, out: patching.append(old, where, items, out),
+                    extra,
+                    label,
+                    tags,
+                )
         except NotSerializable:
-            values.check(items, f"new items of {_dotted(where)}")
+            values.check(items, f"new items of {_dotted(_path(path))}")
             values.check(fields, "fields")
             raise
 
@@ -145,7 +154,9 @@ class Session:
             return node or patching.EMPTY
 
         try:
-            return self._write("patch", build, fields)
+            label, tags, extra = self._fields(fields)
+            with self._lock:
+                return self._writer.checkpoint("patch", build, extra, label, tags)
         except NotSerializable:
             for path, value in assigned.items():
                 values.check(value, _dotted(_path(path)))
@@ -154,34 +165,21 @@ class Session:
             values.check(fields, "fields")
             raise
 
-    def _write(
-        self,
-        operation: str,
-        build: Build,
-        fields: Fields,
-        hot: Callable[[Writer, dict[str, Any]], Checkpoint | None] | None = None,
-        parent: Revision | None = None,
-    ) -> Checkpoint:
-        """Commit what `build` lays out. `hot` is tried before, where there are no marks to set."""
+    def _fields(self, fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
+        """Label, tags, and what goes into the record."""
         label, tags, extra = fielding.check(fields) if fields else (None, (), {})
         if self.agent is not None:
             extra["agent"] = self.agent
-        with self._lock:
-            writer = self._writer
-            if parent is None:
-                if hot is not None and not (label or tags or "key" in extra):
-                    checkpoint = hot(writer, extra)
-                    if checkpoint is not None:
-                        return checkpoint
-                return writer.checkpoint(operation, build, extra, label, tags)
-            with self._store.backend.reader() as reader:
-                place = self._place(reader, parent)
-                if place.session != writer.number:
-                    raise InvalidRequest(
-                        "a parent must lie in the same session", hint="fork() from another session"
-                    )
-                tip = Tip.read(reader, place)
-            return writer.checkpoint(operation, build, extra, label, tags, parent=tip)
+        return label, tags, extra
+
+    def _parent(self, revision: Revision) -> Tip:
+        with self._store.backend.reader() as reader:
+            place = self._place(reader, revision)
+            if place.session != self._writer.number:
+                raise InvalidRequest(
+                    "a parent must lie in the same session", hint="fork() from another session"
+                )
+            return Tip.read(reader, place)
 
     def fork(self, name: str, at: Revision | None = None) -> Session:
         """A new session that begins with this one's state at `at` (the head). No data is copied."""

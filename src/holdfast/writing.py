@@ -106,7 +106,6 @@ class Writer:
         extra: dict[str, Any],
         label: str | None = None,
         tags: tuple[str, ...] = (),
-        *,
         parent: Tip | None = None,
     ) -> Checkpoint:
         """Commit a checkpoint on the expected head (as a child of `parent`, if given)."""
@@ -129,10 +128,10 @@ class Writer:
             else:
                 return checkpoint
 
-    def append(self, key: str, items: tuple[Any, ...], extra: dict[str, Any]) -> Checkpoint | None:
-        """Items for the list under `key`, on the hot path; None where that does not apply."""
+    def append(self, path: Any, items: tuple[Any, ...], extra: dict[str, Any]) -> Checkpoint | None:
+        """An item for the list at `path`, on the hot path; None where that does not apply."""
         growth = self.growth
-        if growth is None or growth.key != key or len(items) != 1:
+        if growth is None or growth.key != path or len(items) != 1:
             return None
         kind = type(items[0])
         if kind is not dict and kind is not str:
@@ -151,7 +150,7 @@ class Writer:
         self, growth: Growth, flats: list[bytes], how: str, extra: dict[str, Any]
     ) -> Checkpoint | None:
         tip = self.tip
-        if tip is None or tip.place[1] != self.head.last:
+        if tip is None or tip.place[1] != self.head.last or "key" in extra:
             return None
         try:
             return grow(self, growth, tip, flats, how, extra)
