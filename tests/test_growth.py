@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import ormsgpack
 import pytest
 
 import holdfast
 import holdfast.writing
 from holdfast import growth
 from holdfast.backends.memory import MemoryBackend
-from holdfast.codec import records
+from holdfast.codec import records, values
 from tests.test_layout import message, text
 
 
@@ -94,3 +95,108 @@ def test_both_ways_write_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(slow.backend, MemoryBackend)
     assert quick.backend._streams == slow.backend._streams
     assert quick.backend._blobs == slow.backend._blobs
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def _swap(items: list[Any], at: int, value: Any) -> list[Any]:
+    return [*items[:at], value, *items[at + 1 :]]
+
+
+NEAR = {
+    "nothing else": lambda s: s,
+    "an old item edited": lambda s: s | {"log": _swap(s["log"], 3, {"id": 3, "data": b"other"})},
+    "a new item edited": lambda s: s | {"log": _swap(s["log"], 11, {"id": 11, "data": b"other"})},
+    "an old item's bytes": lambda s: s | {"log": _swap(s["log"], 3, alike(s["log"][3]))},
+    "a new item's bytes": lambda s: s | {"log": _swap(s["log"], 11, alike(s["log"][11]))},
+    "an old item as a fragment": lambda s: (
+        s | {"log": _swap(s["log"], 2, ormsgpack.Fragment(values.encode(s["log"][2])))}
+    ),
+    "an old item dropped": lambda s: s | {"log": s["log"][:3] + s["log"][4:]},
+    "another field": lambda s: s | {"z": 2},
+    "another field's type": lambda s: s | {"raw": bytearray(s["raw"])},
+    "another field's text": lambda s: s | {"first": Text(s["first"])},
+    "a field more": lambda s: s | {"more": 1},
+    "a field less": lambda s: {k: v for k, v in s.items() if k != "z"},
+    "the order of fields": lambda s: {k: s[k] for k in ("log", "first", "raw", "z")},
+    "a field's name": lambda s: {Text(k): v for k, v in s.items()},
+    "a dict for the list": lambda s: s | {"log": {"a": 1}},
+    "a tuple for the list": lambda s: s | {"log": tuple(s["log"])},
+    "no dict": lambda s: list(s.values()),
+}
+
+
+def alike(item: dict[str, Any]) -> dict[str, Any]:
+    return item | {"data": bytearray(item["data"])}
+
+
+@pytest.mark.parametrize("what", NEAR)
+def test_a_save_that_grew_and_changed(what: str) -> None:
+    """What is no mere growth is laid out, or refused, as it would be without the hot path."""
+    rng = random.Random(5)
+    log: list[Any] = [{"id": i, "data": bytes([i]) * 200} for i in range(10)]
+    states = []
+    for _ in range(5):
+        states.append({"first": text(rng, 300), "log": list(log), "raw": b"raw" * 9, "z": 1})
+        states[-1]["first"] = states[0]["first"]
+        log.append({"id": len(log), "data": bytes([len(log)]) * 200})
+    states[-1] = NEAR[what](states[-1])
+    outcomes = []
+    for cache_bytes in (64 << 20, 0):
+        store = holdfast.Store(MemoryBackend(), cache_bytes=cache_bytes)
+        session = store.session("s")
+        for state in states[:-1]:
+            session.save(state)
+        if cache_bytes:
+            assert session._writer.growth is not None
+        try:
+            saved = session.save(states[-1])
+            outcomes.append((saved.state_hash, session.load(), [*map(type, session.load())]))
+        except holdfast.NotSerializable as e:
+            outcomes.append((str(e), session.load(), []))
+            assert session.load() == states[-2]
+        assert store.verify(read_data=True).ok
+    assert outcomes[0] == outcomes[1]
+
+
+def test_the_hot_path_is_taken_by_a_plain_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the second save already, with fields and with several items; not with a label or a key."""
+    took: list[str] = []
+    hot = growth.grow
+
+    def counting(*args: Any) -> Any:
+        checkpoint = hot(*args)
+        took.append(args[4] if checkpoint else "refused")
+        return checkpoint
+
+    monkeypatch.setattr(holdfast.writing, "grow", counting)
+    rng = random.Random(6)
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        log = [message(rng, i) for i in range(12)]
+        session.save({"log": log})
+        assert took == []
+        session.save({"log": [*log, message(rng, 12)]})
+        log = session.load()["log"]
+        session.save({"log": [*log, message(rng, 13)]})
+        log = session.load()["log"]
+        assert took == ["save"], "a load starts afresh"
+        session.save({"log": log})
+        for n in range(14, 18):
+            log.append(message(rng, n))
+            session.save({"log": log}, trigger="loop", meta={"n": n})
+            assert session.get().meta == {"n": n}
+            log += [message(rng, n), message(rng, n)]
+            session.save({"log": log})
+        assert took.count("save") >= 7
+        before = len(took)
+        for extra in ({"label": "x"}, {"tags": ["x"]}, {"key": "k"}):
+            log.append(message(rng, 99))
+            session.save({"log": log}, **extra)
+        assert len(took) == before
+        assert session.get("label:x").step + 1 == session.get("tag:x").step
+        assert session.get("key:k") == session.head
+        assert session.load() == {"log": log}
+        assert store.verify(read_data=True).ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 import zoneinfo
 from enum import Enum
@@ -12,6 +13,7 @@ import apsw
 import pytest
 
 import holdfast
+from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, values
 from tests.plainstore import PlainStore
 
@@ -103,3 +105,28 @@ def test_a_session_whose_name_is_damaged_is_not_new(tmp_path: Path) -> None:
             except holdfast.Corrupt:
                 continue
             assert loaded == {"n": 1}
+
+
+def test_a_history_that_runs_in_a_circle_ends() -> None:
+    """Records made by someone who can seal: each names the other as its parent."""
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        for n in range(3):
+            session.save({"n": n})
+        backend = store.backend
+        assert isinstance(backend, MemoryBackend)
+        rows = backend._checkpoints[1]
+        second = records.unseal_checkpoint(1, 2, *rows[2])
+        third = records.unseal_checkpoint(1, 3, *rows[3])
+        fields = values.decode(second.meta)
+        fields[3:5] = [3, third.record.id]
+        r = second.record
+        body = records.seal_checkpoint(
+            1, 2, r.id, values.encode(fields), r.hash, second.line, r.size, r.added, second.root, 3
+        )
+        rows[2] = (r.id, body)
+        history = list(itertools.islice(session.history(), 100))
+        assert [c.seq for c in history[:2]] == [3, 2]
+        assert len(history) <= 4
+        assert history[-1].damaged
+        assert not store.verify().ok

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_REFERENCE = 200
-_SIMPLE = {str, int, float, bool, type(None), dict, list}
 _ITEM = {str, dict}
 _new: Any = tuple.__new__  # a named tuple without the call of its constructor
 
@@ -128,7 +127,7 @@ class Growth:
         for at, child in enumerate(state.values()):
             if at == self.at:
                 grown = child
-            elif type(child) not in _SIMPLE or values.encode_exact(child, 1) != self.flats[at]:
+            elif values.encode_exact(child, 1) != self.flats[at]:
                 return None
         rope = image.children[self.at]
         if (

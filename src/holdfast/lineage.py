@@ -153,9 +153,12 @@ def ancestors(
             record = records.unseal_checkpoint(session, at.seq, *found).record
             if child is not None and child.parent not in (None, record.id):
                 raise Corrupt(f"checkpoint {at.seq} is not the parent that its child names")
+            if child is not None and child.step and record.step != child.step - 1:
+                raise Corrupt(f"checkpoint {at.seq} has not the step before its child's")
         except UNREADABLE as e:
             if child is not None:
-                parent, step = child.skip, max(child.step - 1, 0)
+                step = max(child.step - 1, 0)
+                parent = child.skip if step else None  # steps go down, so every line ends
             else:
                 step = 0
             id = child.parent if child is not None else found[0] if found else None
