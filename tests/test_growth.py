@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import ormsgpack
@@ -33,8 +34,12 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
     backend = MemoryBackend()
     store = holdfast.Store(backend, cache_bytes=rng.choice([0, 64 << 20]))
     sessions = [store.session("a", agent=rng.choice([None, "x"])), store.session("b")]
-    sessions[0].save({"first": text(rng, 300), "log": [message(rng, i) for i in range(30)], "z": 1})
-    sessions[1].save({"log": [message(rng, i) for i in range(rng.choice([1, 15, 40]))]})
+    first = text(rng, rng.choice([300, 3700, 3850, 3950]))  # the last nearly fill a root
+    sessions[0].save({"first": first, "log": [message(rng, i) for i in range(30)], "z": 1})
+    tiny = seed % 4 == 1
+    log = [message(rng, i) for i in range(rng.choice([1, 15, 40]))]
+    sessions[1].save({"log": ["y" * 40] * 30 if tiny else log})
+    edits = 0.25 if seed % 4 == 2 else 0.03  # many of them cut a list into many pieces
     total = 2
     states: dict[str, Any] = {}
     for i in range(160):
@@ -44,7 +49,21 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
         if roll < 0.45 or roll >= 0.86:
             states.pop(session.name, None)
         if roll < 0.1:
-            item = rng.choice([text(rng, 200), 5, [1] * 400, {"t": (1, 2)}, text(rng, 6000), None])
+            item = rng.choice(
+                [
+                    text(rng, 200),
+                    5,
+                    [1] * 400,
+                    {"t": (1, 2)},
+                    text(rng, 6000),
+                    None,
+                    ["w" * 9] * 200,
+                ]
+            )
+        if tiny and session is sessions[1] and roll > 0.1:
+            item = "y" * rng.randrange(20)
+        if edits > 0.1 and roll > 0.7:
+            roll = 0.95
         if roll < 0.45:
             session.append("log", item)
         elif roll < 0.86:
@@ -58,7 +77,7 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
             session.append("log", item, text(rng, 50))
         elif roll < 0.93:
             session.patch(set={"z": i})
-        elif roll < 0.96:
+        elif roll < 0.93 + edits:
             state = session.load()
             state["log"][rng.randrange(len(state["log"]))] = item
             session.save(state)
@@ -87,7 +106,7 @@ def test_both_ways_write_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(holdfast.writing, "grow", counting)
     quick, total = drive(seed)
-    assert grown > total // 4, "the hot path was hardly taken"
+    assert grown > total // 8, "the hot path was hardly taken"
     monkeypatch.setattr(holdfast.writing, "grow", lambda *_: None)
     slow, _ = drive(seed)
     assert roots(quick) == roots(slow)
@@ -101,26 +120,41 @@ class Text(str):
     __slots__ = ()
 
 
-def _swap(items: list[Any], at: int, value: Any) -> list[Any]:
-    return [*items[:at], value, *items[at + 1 :]]
+def _swap(state: Any, at: int, change: Any) -> Any:
+    log = state["log"]
+    return state | {"log": [*log[:at], change(log[at]), *log[at + 1 :]]}
+
+
+def edited(item: dict[str, Any]) -> dict[str, Any]:
+    """Another item of the same length."""
+    return item | {"data": item["data"][::-1]}
+
+
+def alike(item: dict[str, Any]) -> dict[str, Any]:
+    """The same bytes, of another type."""
+    kind = bytearray if type(item["data"]) is bytes else Text
+    return item | {"data": kind(item["data"])}
+
+
+def fragment(item: dict[str, Any]) -> ormsgpack.Fragment:
+    return ormsgpack.Fragment(values.encode(item))
 
 
 NEAR = {
     "nothing else": lambda s: s,
-    "an old item edited": lambda s: s | {"log": _swap(s["log"], 3, {"id": 3, "data": b"other"})},
-    "a new item edited": lambda s: s | {"log": _swap(s["log"], 11, {"id": 11, "data": b"other"})},
-    "an old item's bytes": lambda s: s | {"log": _swap(s["log"], 3, alike(s["log"][3]))},
-    "a new item's bytes": lambda s: s | {"log": _swap(s["log"], 11, alike(s["log"][11]))},
-    "an old item as a fragment": lambda s: (
-        s | {"log": _swap(s["log"], 2, ormsgpack.Fragment(values.encode(s["log"][2])))}
-    ),
+    "an old item edited": lambda s: _swap(s, 3, edited),
+    "a new item edited": lambda s: _swap(s, 12, edited),
+    "an old item's type": lambda s: _swap(s, 3, alike),
+    "a new item's type": lambda s: _swap(s, 12, alike),
+    "an old item as a fragment": lambda s: _swap(s, 3, fragment),
+    "a new item as a fragment": lambda s: _swap(s, 12, fragment),
     "an old item dropped": lambda s: s | {"log": s["log"][:3] + s["log"][4:]},
     "another field": lambda s: s | {"z": 2},
     "another field's type": lambda s: s | {"raw": bytearray(s["raw"])},
     "another field's text": lambda s: s | {"first": Text(s["first"])},
     "a field more": lambda s: s | {"more": 1},
     "a field less": lambda s: {k: v for k, v in s.items() if k != "z"},
-    "the order of fields": lambda s: {k: s[k] for k in ("log", "first", "raw", "z")},
+    "the order of fields": lambda s: {k: s[k] for k in ("first", "log", "raw", "z", "y")},
     "a field's name": lambda s: {Text(k): v for k, v in s.items()},
     "a dict for the list": lambda s: s | {"log": {"a": 1}},
     "a tuple for the list": lambda s: s | {"log": tuple(s["log"])},
@@ -128,21 +162,19 @@ NEAR = {
 }
 
 
-def alike(item: dict[str, Any]) -> dict[str, Any]:
-    return item | {"data": bytearray(item["data"])}
-
-
+@pytest.mark.parametrize("with_bytes", ["no", "old", "new"])
 @pytest.mark.parametrize("what", NEAR)
-def test_a_save_that_grew_and_changed(what: str) -> None:
+def test_a_save_that_grew_and_changed(what: str, with_bytes: str) -> None:
     """What is no mere growth is laid out, or refused, as it would be without the hot path."""
     rng = random.Random(5)
-    log: list[Any] = [{"id": i, "data": bytes([i]) * 200} for i in range(10)]
-    states = []
-    for _ in range(5):
-        states.append({"first": text(rng, 300), "log": list(log), "raw": b"raw" * 9, "z": 1})
-        states[-1]["first"] = states[0]["first"]
-        log.append({"id": len(log), "data": bytes([len(log)]) * 200})
-    states[-1] = NEAR[what](states[-1])
+    log: list[Any] = []
+    for i in range(14):
+        data: Any = text(rng, 200)
+        if with_bytes == ("old" if i < 10 else "new"):
+            data = data.encode()
+        log.append({"id": i, "data": data})
+    fields = {"first": text(rng, 300), "log": None, "raw": b"raw" * 9, "y": 1, "z": 1}
+    states = [fields | {"log": log[:n]} for n in range(10, 15)]
     outcomes = []
     for cache_bytes in (64 << 20, 0):
         store = holdfast.Store(MemoryBackend(), cache_bytes=cache_bytes)
@@ -151,9 +183,11 @@ def test_a_save_that_grew_and_changed(what: str) -> None:
             session.save(state)
         if cache_bytes:
             assert session._writer.growth is not None
+            assert session._writer.growth.items or with_bytes != "no"
         try:
-            saved = session.save(states[-1])
-            outcomes.append((saved.state_hash, session.load(), [*map(type, session.load())]))
+            saved = session.save(NEAR[what](states[-1]))
+            loaded = session.load()
+            outcomes.append((saved.state_hash, loaded, [*loaded]))
         except holdfast.NotSerializable as e:
             outcomes.append((str(e), session.load(), []))
             assert session.load() == states[-2]
@@ -198,5 +232,48 @@ def test_the_hot_path_is_taken_by_a_plain_save(monkeypatch: pytest.MonkeyPatch) 
         assert len(took) == before
         assert session.get("label:x").step + 1 == session.get("tag:x").step
         assert session.get("key:k") == session.head
+        assert session.load() == {"log": log}
+        assert store.verify(read_data=True).ok
+
+
+def test_the_clock_set_back_between_two_appends(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        session.save({"log": [message(rng, i) for i in range(30)]})
+        now = time.time_ns()
+        saved = []
+        for n in range(8):
+            monkeypatch.setattr(time, "time_ns", lambda n=n: now - n * 10**12)
+            assert session._writer.growth is not None
+            saved.append(session.append("log", message(rng, n)))
+        assert saved == sorted(saved, key=lambda c: c.id)
+        assert [c.created_at for c in saved] == [saved[0].created_at] * 8
+        assert list(session.history())[:8] == saved[::-1]
+
+
+class Restless:
+    """A model that is never the same twice."""
+
+    def __init__(self) -> None:
+        self.dumps = 0
+
+    def model_dump(self, **_: Any) -> dict[str, int]:
+        self.dumps += 1
+        return {"n": self.dumps}
+
+    @classmethod
+    def model_validate(cls, _: Any) -> Restless:
+        return cls()
+
+
+def test_an_item_that_changes_while_it_is_saved() -> None:
+    rng = random.Random(8)
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        log = [message(rng, i) for i in range(30)]
+        session.save({"log": log})
+        with pytest.raises(holdfast.InvalidRequest, match="changed while it was being saved"):
+            session.save({"log": [*log, {"m": Restless()}]})
         assert session.load() == {"log": log}
         assert store.verify(read_data=True).ok

@@ -97,7 +97,7 @@ class Growth:
         if type(root) is not Struct or root.kind != DICT or len(root.keys) > ROOT_KEYS:
             return None
         for at, rope in enumerate(root.children):
-            if type(rope) is Rope and rope.kind == LIST and rope.tails and _grew(old, at, rope):
+            if type(rope) is Rope and rope.kind == LIST and _grew(old, root.keys[at], rope):
                 break
         else:
             return None
@@ -180,10 +180,12 @@ class Growth:
         return base.with_child(self.at, rope)
 
 
-def _grew(old: Node | None, at: int, rope: Rope) -> bool:
+def _grew(old: Node | None, key: bytes, rope: Rope) -> bool:
     """Whether a list became longer at its end alone, as far as that is known, or is new."""
-    before = old.children[at] if type(old) is Struct and at < len(old.children) else None
-    if type(before) is not Rope:
+    if not rope.tails:
+        return False
+    before = old.child(key) if isinstance(old, Struct) and old.kind == DICT else None
+    if not isinstance(before, Rope):
         return True
     return before.count < rope.count and (rope.chunks is None or rope.more is not None)
 
