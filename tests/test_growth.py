@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ormsgpack
 import pytest
@@ -15,6 +15,9 @@ from holdfast import growth
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, values
 from tests.test_layout import message, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def roots(store: holdfast.Store) -> list[tuple[int, int, bytes]]:
@@ -57,7 +60,7 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
                     {"t": (1, 2)},
                     text(rng, 6000),
                     None,
-                    ["w" * 9] * 200,
+                    ["w" * 60] * 40,
                 ]
             )
         if tiny and session is sessions[1] and roll > 0.1:
@@ -91,6 +94,52 @@ def drive(seed: int) -> tuple[holdfast.Store, int]:
         total += 1
     assert store.verify(read_data=True).ok
     return store, total
+
+
+def _cut_up() -> Iterator[Any]:
+    """A list that is edited in more and more places, and grows in between."""
+    log = [f"{n} " + "y" * 400 for n in range(100)]
+    for n in range(2, 96, 3):
+        log[n] = f"{n} edited " + "z" * 300
+        yield {"log": list(log)}
+        for m in range(3):
+            log.append(f"{n} {m} " + "y" * 200)
+            yield {"log": list(log)}
+
+
+EDGES: dict[str, list[Any]] = {
+    "a list in many pieces": list(_cut_up()),
+    "items so small that the list is hashed whole": (
+        [{"log": ["y" * 40] * 30 + ["z"] * n} for n in range(20)]
+    ),
+    "an item that is a long list": (
+        [{"log": ["y" * 400] * 9 + [["w" * 60] * 40] * n} for n in range(4)]
+    ),
+    **{
+        f"a root nearly full, by {size}": (
+            [{"a": "x" * size, "log": ["y" * 40] * n} for n in range(120, 135)]
+        )
+        for size in (3800, *range(4010, 4030))
+    },
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_both_ways_write_the_same_at_the_edges(edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    for hot in (growth.grow, lambda *_: None):
+        monkeypatch.setattr(holdfast.writing, "grow", hot)
+        store = holdfast.Store(MemoryBackend())
+        for state in EDGES[edge]:
+            store.session("s").save(state)
+        session = store.session("t")
+        for state in EDGES[edge]:
+            session.save(state)
+        assert store.verify(read_data=True).ok
+        backend = store.backend
+        assert isinstance(backend, MemoryBackend)
+        written.append((roots(store), backend._streams, backend._blobs))
+    assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -232,7 +281,14 @@ def test_the_hot_path_is_taken_by_a_plain_save(monkeypatch: pytest.MonkeyPatch) 
         assert len(took) == before
         assert session.get("label:x").step + 1 == session.get("tag:x").step
         assert session.get("key:k") == session.head
-        assert session.load() == {"log": log}
+        session.append("log", message(rng, 100))
+        before = len(took)
+        for extra in ({"label": "y"}, {"tags": ["y"]}, {"key": "l"}):
+            session.append("log", message(rng, 101), **extra)
+        assert len(took) == before
+        assert session.get("label:y").step + 1 == session.get("tag:y").step
+        assert session.get("key:l") == session.head
+        assert session.load()["log"][: len(log)] == log
         assert store.verify(read_data=True).ok
 
 
