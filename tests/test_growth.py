@@ -18,6 +18,7 @@ from tests.test_layout import message, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def roots(store: holdfast.Store) -> list[tuple[int, int, bytes]]:
@@ -332,4 +333,43 @@ def test_an_item_that_changes_while_it_is_saved() -> None:
         with pytest.raises(holdfast.InvalidRequest, match="changed while it was being saved"):
             session.save({"log": [*log, {"m": Restless()}]})
         assert session.load() == {"log": log}
+        assert store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("kind", ["memory:", "sqlite"])
+@pytest.mark.parametrize("how", ["append", "save"])
+@pytest.mark.parametrize("meanwhile", ["append", "rewind", "tag"])
+def test_the_head_moved(kind: str, how: str, meanwhile: str, tmp_path: Path) -> None:
+    """The hot path, too, writes only onto the head it expects, and nothing of what is refused."""
+    rng = random.Random(9)
+    with holdfast.open(tmp_path / "store.db" if kind == "sqlite" else kind) as store:
+        session = store.session("s")
+        log = [message(rng, i) for i in range(20)]
+        session.save({"log": log})
+        log.append(message(rng, 20))
+        session.append("log", log[-1])
+        other = store.session("s")
+        if meanwhile == "append":
+            other.append("log", "other")
+        elif meanwhile == "rewind":
+            other.rewind("@~1")
+        else:
+            other.tag(None, "seen")
+        before = other.load()
+        new = message(rng, 21)
+
+        def write() -> holdfast.Checkpoint:
+            if how == "append":
+                return session.append("log", new)
+            return session.save({"log": [*log, new]})
+
+        assert session._writer.growth is not None
+        if meanwhile == "tag":
+            assert write().step == 3
+            assert session.load() == {"log": [*log, new]}
+        else:
+            with pytest.raises(holdfast.HeadMoved):
+                write()
+            assert store.session("s").load() == before
+            assert len(session) == (3 if meanwhile == "append" else 2)
         assert store.verify(read_data=True).ok
