@@ -21,7 +21,9 @@ import zstandard
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION = (n * GOLDEN & MASK for n in range(1, 8))
+CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER, TOMB, GAP = (
+    n * GOLDEN & MASK for n in range(1, 11)
+)
 ZSTD, MANY, REFS, ENCRYPTED = 1, 2, 4, 128
 MIB = 1 << 20
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -215,6 +217,17 @@ def value_hash(flat: bytes, *, root: bool = False) -> bytes:
 
 
 @dataclass
+class Session:
+    number: int
+    name: str
+    """Of a deleted one, the name it had."""
+    deleted: bool
+    created_us: int
+    agent: str | None
+    origin: int | None
+
+
+@dataclass
 class Checkpoint:
     session: str
     number: int
@@ -236,6 +249,15 @@ class Checkpoint:
     fields: dict[str, Any]
     label: str | None
     tags: list[str]
+    buried: bool
+    """Deleted, alone or with its session."""
+
+
+@dataclass
+class Gap:
+    ancestor: int | None
+    freed: int
+    hash: bytes
 
 
 class Store:
@@ -255,40 +277,122 @@ class Store:
     def _all(self, sql: str, *bindings: Any) -> list[Any]:
         return self._db.execute(sql, bindings).fetchall()
 
-    # Sessions, heads and checkpoints
+    # Sessions and heads
 
     def sessions(self) -> dict[str, int]:
-        found = {}
-        for num, name, body in self._all("SELECT num, name, body FROM sessions ORDER BY name"):
-            plain = xxhash.xxh3_64_intdigest(name)
-            _, payload = unseal(SESSION, num ^ plain, body)
-            must(len(decode(payload)) == 2, "a session's row")
-            number = self._one("SELECT num FROM names WHERE hash = ?", plain >> 1)
-            must(number == (num,), "the names table")
-            found[name.decode("utf-8", "surrogatepass")] = num
-        return found
+        """Numbers by name."""
+        return {s.name: s.number for s in self.all_sessions() if not s.deleted}
 
-    def agent(self, number: int) -> str | None:
-        name, body = self._one("SELECT name, body FROM sessions WHERE num = ?", number)
-        _, agent = decode(unseal(SESSION, number ^ xxhash.xxh3_64_intdigest(name), body)[1])
-        return str(agent) if agent is not None else None
+    def all_sessions(self) -> list[Session]:
+        """Deleted ones, too. Several of them can have had one name."""
+        return [self.session(num) for (num,) in self._all("SELECT num FROM sessions ORDER BY name")]
+
+    def session(self, num: int) -> Session:
+        found = self._one("SELECT name, origin, body FROM sessions WHERE num = ?", num)
+        must(found, "a session is missing")
+        name, column, body = found
+        plain = xxhash.xxh3_64_intdigest(name)
+        created, agent, origin = decode(unseal(SESSION, num ^ plain, body)[1])
+        must(column == origin, "the index of forks")
+        must(self._one("SELECT num FROM names WHERE hash = ?", plain >> 1) == (num,), "the names")
+        deleted = name[:9] == b"\xff" + struct.pack(">Q", num)
+        if deleted:
+            self.seen.add("deleted session")
+        text = (name[9:] if deleted else name).decode("utf-8", "surrogatepass")
+        return Session(num, text, deleted, created, agent, origin)
 
     def head(self, number: int) -> list[int]:
         """last, seq, operations, parent"""
         (body,) = self._one("SELECT body FROM heads WHERE session = ?", number)
         head: list[int] = decode(unseal(HEAD, number, body)[1])
         must(len(head) == 4, "a head's row")
+        if not head[1]:
+            self.seen.add("no head")
         return head
 
-    def checkpoints(self, session: str) -> Iterator[Checkpoint]:
-        number = self.sessions()[session]
-        last = self.head(number)[0]
-        for seq in range(1, last + 1):
-            yield self.checkpoint(session, number, seq)
+    # Checkpoints
 
-    def checkpoint(self, session: str, number: int, seq: int) -> Checkpoint:
-        pos = number << 32 | seq
-        id, body = self._one("SELECT id, body FROM checkpoints WHERE pos = ?", pos)
+    def tree(self, number: int) -> list[Checkpoint]:
+        return [c for c in self.checkpoints(number) if not c.buried]
+
+    def checkpoints(self, number: int) -> Iterator[Checkpoint]:
+        """All that have a row, deleted ones too; it is an error if there should be another."""
+        freed = self.freed(number)
+        for seq in range(1, self.head(number)[0] + 1):
+            if seq in freed:
+                pos = number << 32 | seq
+                must(not self._one("SELECT 1 FROM checkpoints WHERE pos = ?", pos), "not freed")
+            else:
+                yield self.checkpoint(number << 32 | seq)
+
+    def history(self, number: int, seq: int | None = None) -> list[tuple[Checkpoint, int]]:
+        """From the head, or a seq, on. With each, how many are left out between it and the next."""
+        seq = self.head(number)[1] if seq is None else seq
+        line: list[Checkpoint] = []
+        at = number << 32 | seq if seq else None
+        while at is not None:
+            c = self.checkpoint(at)
+            must(not line or line[-1].step > c.step, "a step that does not go down")
+            if not c.buried:
+                line.append(c)
+            at = self._above(c)
+        steps = [*[c.step for c in line], 0]
+        return [(c, c.step - before - 1) for c, before in zip(line, steps[1:], strict=True)]
+
+    def _above(self, c: Checkpoint) -> int | None:
+        """The position of the nearest ancestor that is not freed."""
+        above, gap = self._parent(c), self.gap(c.number << 32 | c.seq)
+        if above is None or isinstance(above, Checkpoint):
+            must(gap is None, "a gap where none is")
+            return None if above is None else above.number << 32 | above.seq
+        if above.ancestor is not None:
+            far = self.checkpoint(above.ancestor)
+            must(above.freed == c.step - far.step - 1, "the width of a gap")
+            if far.number != c.number:
+                self.seen.add("gap to another session")
+        return above.ancestor
+
+    def _parent(self, c: Checkpoint) -> Checkpoint | Gap | None:
+        """The parent, or what is known of one that gc has freed."""
+        if c.parent_seq is None:
+            return None
+        pos = c.number << 32 | c.parent_seq
+        if "o" in c.fields:
+            pos = self.session(c.number).origin or 0
+            must(pos & 0xFFFFFFFF == c.parent_seq, "the origin of a fork")
+        if self._one("SELECT 1 FROM checkpoints WHERE pos = ?", pos):
+            parent = self.checkpoint(pos)
+            must(parent.raw_id == c.parent, "the parent's id")
+            return parent
+        gap = self.gap(c.number << 32 | c.seq)
+        must(gap, "a parent is missing")
+        must("o" in c.fields or c.parent_seq in self.freed(c.number), "a parent is missing")
+        return gap
+
+    def gap(self, pos: int) -> Gap | None:
+        found = self._one("SELECT body FROM gaps WHERE pos = ?", pos)
+        if found is None:
+            return None
+        self.seen.add("gap")
+        return Gap(*decode(unseal(GAP, pos, found[0])[1]))
+
+    def freed(self, number: int) -> set[int]:
+        pos = number << 32
+        found = self._one("SELECT body FROM gaps WHERE pos = ?", pos)
+        if found is None:
+            return set()
+        self.seen.add("freed")
+        flat = decode(unseal(GAP, pos, found[0])[1])
+        runs = list(zip(flat[::2], flat[1::2], strict=True))
+        edges = [n for low, length in runs for n in (low, low + length)]
+        must(edges == sorted(edges), "the order of the freed")
+        return {seq for low, length in runs for seq in range(low, low + length)}
+
+    def checkpoint(self, pos: int) -> Checkpoint:
+        number, seq = pos >> 32, pos & 0xFFFFFFFF
+        found = self._one("SELECT id, body FROM checkpoints WHERE pos = ?", pos)
+        must(found, "a checkpoint is missing")
+        id, body = found
         must(len(id) == 15, "an id")
         fold = int.from_bytes(id[:8], "big") ^ int.from_bytes(id[7:], "big")
         _, payload = unseal(CHECKPOINT, pos ^ fold, body)
@@ -302,10 +406,22 @@ class Store:
             row = self._one("SELECT seq FROM keys WHERE session = ? AND key = ?", number, key)
             must(row == (seq,), "the index of keys")
         label, tags = self._marks(pos)
+        home = self.session(number)
+        buried = home.deleted or self.tomb(pos) is not None
         return Checkpoint(
-            session, number, seq, text, id, digest, meta, line, size, added, root, skipped, step,
-            created, OPERATIONS[operation], parent_seq, parent, fields, label, tags,
+            home.name, number, seq, text, id, digest, meta, line, size, added, root, skipped, step,
+            created, OPERATIONS[operation], parent_seq, parent, fields, label, tags, buried,
         )  # fmt: skip
+
+    def tomb(self, pos: int) -> list[Any] | None:
+        """operation, created, held, boot, uptime"""
+        found = self._one("SELECT body FROM tombs WHERE pos = ?", pos)
+        if found is None:
+            return None
+        self.seen.add("tombstone")
+        tomb: list[Any] = decode(unseal(TOMB, pos, found[0])[1])
+        must([*map(type, tomb)] == [int, int, bool, str, int], "a tombstone")
+        return tomb
 
     def _marks(self, pos: int) -> tuple[str | None, list[str]]:
         label, newest, tags = None, -1, []
@@ -327,17 +443,32 @@ class Store:
             "SELECT pos, body FROM operations WHERE pos >= ? AND pos < ? ORDER BY pos", low, high
         ):
             kind, _created, _last, details = decode(unseal(OPERATION, pos, body)[1])
+            must("head" in details, "the head after an operation")
             found.append((pos & 0xFFFFFFFF, kind, details))
         return found
 
-    def record_hash(self, c: Checkpoint, state_hash: bytes) -> bytes:
-        """What the record's hash has to be."""
-        parent_hash = bytes(32)
-        if c.parent_seq is not None:
-            home = c.fields.get("o", c.session)
-            parent = self.checkpoint(home, self.sessions()[home], c.parent_seq)
-            must(parent.raw_id == c.parent, "the parent's id")
-            parent_hash = parent.hash
+    def facets(self) -> set[tuple[int, bytes, bytes]]:
+        return set(self._all("SELECT kind, value, id FROM facets"))
+
+    def facets_of(self, c: Checkpoint) -> set[tuple[int, bytes, bytes]]:
+        """What the index for searches has to have of a checkpoint."""
+        session = struct.pack(">Q", c.number)
+        found = [(0, c.label, c.raw_id), *[(1, tag, c.raw_id) for tag in c.tags]]
+        for kind, short, id in ((2, "t", c.raw_id), (3, "s", c.raw_id), (4, "a", session)):
+            found.append((kind, c.fields.get(short), id))
+        return {
+            (kind, text.encode("utf-8", "surrogatepass"), id)
+            for kind, text, id in found
+            if text is not None
+        }
+
+    def record_hash(self, c: Checkpoint, state_hash: bytes) -> bytes | None:
+        """What the record's hash has to be; None if that is unknown."""
+        parent = self._parent(c)
+        parent_hash = bytes(32) if parent is None else parent.hash
+        if not parent_hash:
+            return None
+        must(len(parent_hash) == 32, "a hash")
         name = c.session.encode("utf-8", "surrogatepass")
         return sha256(
             b"\xc1record"

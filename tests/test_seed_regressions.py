@@ -35,7 +35,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import fields, ids, lineage, writing
+from holdfast import fields, ids, lineage, revisions, writing
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import rows
 from holdfast.codec.layout import lay_out
@@ -873,7 +873,8 @@ def damaged_ones_vanish(patch: pytest.MonkeyPatch) -> None:
     real = lineage.listing
 
     def listing(*args: Any) -> Any:
-        return [c for c in real(*args) if not c.damaged]
+        page, after = real(*args)
+        return [c for c in page if not c.damaged], after
 
     patch.setattr(lineage, "listing", listing)
 
@@ -928,8 +929,8 @@ def fields_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def oldest_label(patch: pytest.MonkeyPatch) -> None:
-    real = lineage.Resolver._line
-    patch.setattr(lineage.Resolver, "_line", lambda self: reversed(list(real(self))))
+    real = revisions.Resolver._line
+    patch.setattr(revisions.Resolver, "_line", lambda self: reversed(list(real(self))))
 
 
 def everything_again(patch: pytest.MonkeyPatch) -> None:

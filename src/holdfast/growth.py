@@ -16,7 +16,7 @@ from ormsgpack import packb
 from xxhash import xxh3_64_digest
 
 from holdfast import ids
-from holdfast.backends.base import Change
+from holdfast.backends.base import Change, Notes
 from holdfast.codec import records, ropes, values, wire
 from holdfast.codec.nodes import (
     CHAIN,
@@ -256,8 +256,11 @@ def grow(
     new_head = _new(Head, (seq, seq, head.operations, parent_seq))
     sealed = b"\x00" + packb([*new_head])
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
+    notes = None
+    if "trigger" in extra or "status" in extra:
+        notes = Notes(facets=records.facets(id, extra))
     writer.store.backend.commit(
-        Change(number, writer.head_row, head_row, None, (seq, id, body), (write,), plain=True)
+        Change(number, writer.head_row, head_row, None, (seq, id, body), (write,), (), notes)
     )
     growth.end, growth.count, growth.size, growth.hash = end, count, total, chain
     growth.held, growth.loose, growth.last = held, loose, (stream, first, length)

@@ -39,6 +39,11 @@ def new_id(parent: bytes | None = None, now: int | None = None) -> bytes:
     return fresh.to_bytes(BYTES, "big")
 
 
+def lowest_at(ms: int) -> bytes:
+    """The lowest id that can have been made at a time, in milliseconds since 1970."""
+    return (max(ms - _EPOCH_MS, 0) << _RANDOM_BITS).to_bytes(BYTES, "big")
+
+
 def to_text(raw: bytes) -> str:
     n = int.from_bytes(raw, "big")
     return "".join([_PAIRS[(n >> shift) & 1023] for shift in range(110, -1, -10)])

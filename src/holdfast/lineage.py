@@ -1,4 +1,4 @@
-"""Reading checkpoints: by place, along a line of descent, and by revision."""
+"""Reading checkpoints: by place, along a line of descent, and in lists."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
 from holdfast.codec import records
-from holdfast.codec.records import LABEL, TAG, Head, Row
-from holdfast.errors import (
-    UNREADABLE,
-    AmbiguousRevision,
-    CheckpointNotFound,
-    Corrupt,
-    InvalidRequest,
-    SessionNotFound,
-)
+from holdfast.codec.records import TAG, Gap, Head, Row
+from holdfast.errors import UNREADABLE, Corrupt, SessionNotFound
 from holdfast.model import Checkpoint, Operation, Record
 
 if TYPE_CHECKING:
@@ -23,7 +16,6 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Reader
 
 PAGE = 256
-_MAX_MATCHES = 10_000
 
 
 class Place(NamedTuple):
@@ -44,6 +36,12 @@ def newest(reader: Reader, session: int) -> int:
         return last
 
 
+def count(reader: Reader, session: int) -> int:
+    """How many checkpoints a session has that are not deleted."""
+    gone = sum([high - low for low, high in freed(reader, session)])
+    return newest(reader, session) - gone - len(reader.tombs(session, 0, records.MAX_SEQ))
+
+
 def read_row(reader: Reader, place: Place) -> Row:
     """A checkpoint that must be there: a missing row is damage."""
     found = reader.checkpoint(*place)
@@ -56,7 +54,36 @@ def session_name(reader: Reader, session: int) -> str:
     found = reader.session_by_number(session)
     if found is None:
         raise Corrupt("a checkpoint belongs to a session whose record is missing")
-    return records.decode_name(found[0])
+    former = records.former_name(session, found[0])
+    return records.decode_name(found[0] if former is None else former)
+
+
+def is_deleted(reader: Reader, session: int) -> bool:
+    """Whether a session was deleted as a whole, and waits for gc."""
+    found = reader.session_by_number(session)
+    return found is not None and records.former_name(session, found[0]) is not None
+
+
+def is_buried(reader: Reader, place: Place) -> bool:
+    """Whether a checkpoint is deleted; it loads no more, but gc has not freed it yet."""
+    return bool(reader.tombs(place.session, place.seq, place.seq)) or is_deleted(
+        reader, place.session
+    )
+
+
+def freed(reader: Reader, session: int) -> list[tuple[int, int]]:
+    """The runs [low, high) of checkpoints that gc has freed."""
+    rows = reader.gaps(session, 0, 0)
+    return records.unseal_freed(session, rows[0][1]) if rows else []
+
+
+def gap_before(reader: Reader, place: Place) -> Gap | None:
+    rows = reader.gaps(place.session, place.seq, place.seq)
+    return records.unseal_gap(*place, rows[0][1]) if rows else None
+
+
+def place_at(position: int) -> Place:
+    return Place(position >> records.SEQ_BITS, position & records.MAX_SEQ)
 
 
 def damaged(
@@ -97,212 +124,143 @@ def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Mar
     return out
 
 
-def _dressed(name: str, record: Record, marks: Marks) -> Checkpoint:
+def _dressed(
+    name: str, record: Record, marks: Marks, gap: tuple[int, bytes | None] | None = None
+) -> Checkpoint:
     if marks.damaged and not record.damaged:
         record = record._replace(damaged=marks.damaged)
-    return Checkpoint(name, record, marks.label, marks.tags)
+    return Checkpoint(name, record, marks.label, marks.tags, gap)
 
 
 def dress(reader: Reader, place: Place, record: Record) -> Checkpoint:
     """A record as a caller sees it, with its session's name, its label and tags."""
     name = session_name(reader, place.session)
     marks = marks_of(reader, place.session, place.seq, place.seq)
-    return _dressed(name, record, marks.get(place.seq, Marks()))
+    return _dressed(name, record, marks.get(place.seq, Marks()), missing(reader, place, record))
 
 
-def origin(reader: Reader, record: Record) -> Place | None:
+def missing(reader: Reader, place: Place, record: Record) -> tuple[int, bytes | None] | None:
+    """How many ancestors next to a checkpoint are deleted or freed, and the id of the one before.
+
+    None where the parent is there, or is missing by damage.
+    """
+    parent = parent_of(reader, place, record)
+    if parent is None:
+        return None
+    there = reader.checkpoint(*parent) is not None
+    if there and not is_buried(reader, parent):
+        return None
+    if not there and gap_before(reader, place) is None:
+        return None
+    above = next((r for p, r in ancestors(reader, place, buried=False) if p != place), None)
+    return record.step - (above.step if above else 0) - 1, above.id if above else None
+
+
+def origin(reader: Reader, place: Place, record: Record) -> Place | None:
     """Where the parent of a fork's first checkpoint lies."""
     name = record.extra.get("origin")
     if name is None or record.parent_seq is None:
         return None
-    found = reader.session(records.encode_name(name))
-    return Place(found[0], record.parent_seq) if found else None
+    found = reader.session_by_number(place.session)
+    try:
+        if found is not None:
+            where = records.unseal_session(place.session, *found).origin
+            return None if where is None else place_at(where)
+    except UNREADABLE:
+        pass  # the name tells as well, unless the session was deleted
+    named = reader.session(records.encode_name(name))
+    return Place(named[0], record.parent_seq) if named else None
 
 
 def parent_of(reader: Reader, place: Place, record: Record) -> Place | None:
     if record.parent_seq is None:
         return None
     if "origin" in record.extra:
-        return origin(reader, record)
+        return origin(reader, place, record)
     return Place(place.session, record.parent_seq)
 
 
+class _Window:
+    """Records around the place that is looked at, read a page at a time."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._session, self._low, self._high = -1, 0, 0
+        self._rows: dict[int, tuple[bytes, bytes]] = {}
+        self._tombs: set[int] = set()
+        self._deleted = False
+
+    def row(self, place: Place) -> tuple[bytes, bytes] | None:
+        session, seq = place
+        reader = self._reader
+        if session != self._session or not self._low <= seq <= self._high:
+            if session != self._session:
+                self._deleted = is_deleted(reader, session)
+            self._session, self._high, self._low = session, seq, max(seq - PAGE + 1, 1)
+            rows = reader.checkpoints(session, self._low, seq, PAGE)
+            self._rows = {seq: (id, body) for seq, id, body in rows}
+            self._tombs = {seq for seq, _ in reader.tombs(session, self._low, seq)}
+        return self._rows.get(seq)
+
+    def buried(self, place: Place) -> bool:
+        """Of the place that was asked for last."""
+        return self._deleted or place.seq in self._tombs
+
+
 def ancestors(
-    reader: Reader, start: Place | None, parent: int | None = None
+    reader: Reader, start: Place | None, parent: int | None = None, *, buried: bool = False
 ) -> Iterator[tuple[Place, Record]]:
-    """`start` and its ancestors, newest first, across forks.
+    """`start` and its ancestors, newest first, across forks; `buried` says to list deleted ones.
 
     A record that cannot be read is listed as damaged, and stepped over: its child knows its parent
     (and the head's row that of the head, given as `parent`). Two damaged ones in a row end the line
-    with a record that has no parent.
+    with a record that has no parent. Where gc has freed some, their child knows who came before.
     """
-    page: dict[int, tuple[bytes, bytes]] = {}
-    low = high = 0
-    at = start
-    session = -1
-    child: Record | None = None
+    window = _Window(reader)
+    at, below = start, None
+    id: bytes | None = None
+    step = 0
     while at is not None:
-        if at.session != session or not low <= at.seq <= high:
-            session, high, low = at.session, at.seq, max(at.seq - PAGE + 1, 1)
-            rows = reader.checkpoints(session, low, high, PAGE)
-            page = {seq: (id, body) for seq, id, body in rows}
-        found = page.get(at.seq)
+        found = window.row(at)
+        if found is None and below is not None:
+            gap = gap_before(reader, below)
+            below = None
+            if gap is not None:
+                at = None if gap.ancestor is None else place_at(gap.ancestor)
+                id, step, parent = None, max(step - gap.freed, 0), None
+                continue
         try:
             if found is None:
                 raise Corrupt(f"the record of checkpoint {at.seq} is missing")
-            record = records.unseal_checkpoint(session, at.seq, *found).record
-            if child is not None and child.parent not in (None, record.id):
+            record = records.unseal_checkpoint(*at, *found).record
+            if id not in (None, record.id):
                 raise Corrupt(f"checkpoint {at.seq} is not the parent that its child names")
-            if child is not None and child.step and record.step != child.step - 1:
+            if step and record.step != step:
                 raise Corrupt(f"checkpoint {at.seq} has not the step before its child's")
         except UNREADABLE as e:
-            if child is not None:
-                step = max(child.step - 1, 0)
-                parent = child.skip if step else None  # steps go down, so every line ends
-            else:
-                step = 0
-            id = child.parent if child is not None else found[0] if found else None
+            id = id or (found[0] if found else None)
+            parent = None if step == 1 else parent  # steps go down, so every line ends
             record = damaged(at.seq, id, e.message, step=step, parent=parent)
-        yield at, record
-        at = parent_of(reader, at, record)
-        child = record
+        if buried or not window.buried(at):
+            yield at, record
+        below, at = at, parent_of(reader, at, record)
+        id, step = record.parent, max(record.step - 1, 0)
+        parent = record.skip
 
 
 def family(reader: Reader, session: int) -> Iterator[int]:
     """The session, the one it was forked from, and so on."""
     seen: set[int] = set()
-    at: Place | None = Place(session, 1)
-    while at is not None and at.session not in seen:
-        seen.add(at.session)
-        yield at.session
-        first = reader.checkpoint(at.session, 1)
+    at: int | None = session
+    while at is not None and at not in seen:
+        seen.add(at)
+        yield at
+        found = reader.session_by_number(at)
         try:
-            row = records.unseal_checkpoint(at.session, 1, *first) if first else None
+            where = records.unseal_session(at, *found).origin if found else None
         except UNREADABLE:
-            row = None
-        at = origin(reader, row.record) if row else None
-
-
-class Resolver:
-    """Finds the checkpoint that a revision names, for one session."""
-
-    def __init__(self, reader: Reader, session: int, name: str) -> None:
-        self._reader, self._session, self._name = reader, session, name
-
-    def find(self, revision: str) -> Place:
-        if not isinstance(revision, str) or not revision:
-            raise InvalidRequest(f"not a revision: {revision!r}", hint="see docs: Revisions")
-        full = ids.from_text(revision)
-        if full is not None and (place := self._by_id(full)) is not None:
-            return place
-        if revision.startswith("@"):
-            return self._relative(revision)
-        kind, colon, rest = revision.partition(":")
-        if colon and kind in ("label", "tag", "key", "step"):
-            place = getattr(self, f"_by_{kind}")(rest)
-            if place is None:
-                raise CheckpointNotFound(
-                    f"no checkpoint with {kind} {rest!r} among the ancestors of the head of "
-                    f"session {self._name!r}"
-                )
-            return place  # type: ignore[no-any-return]
-        if (place := self._by_label(revision)) is not None:
-            return place
-        return self._by_prefix(revision)
-
-    def _line(self) -> Iterator[tuple[Place, Record]]:
-        """The head's ancestors, to the last that is certain."""
-        _, head = read_head(self._reader, self._session)
-        start = Place(self._session, head.seq) if head.seq else None
-        for place, record in ancestors(self._reader, start, head.parent):
-            yield place, record
-            if record.damaged and record.parent_seq is None and place.seq > 1:
-                raise Corrupt(
-                    f"what lies behind checkpoint {place.seq} is unknown: {record.damaged}"
-                )
-
-    def _by_id(self, raw: bytes) -> Place | None:
-        for session, seq, _ in self._reader.find_ids(raw, raw, 1):
-            place = Place(session, seq)
-            if session == self._session or any(p == place for p, _ in self._line()):
-                return place
-            other = session_name(self._reader, session)
-            raise CheckpointNotFound(
-                f"checkpoint {ids.to_text(raw)} belongs to another session, {other!r}"
-            )
-        return None
-
-    def _relative(self, revision: str) -> Place:
-        back = revision[2:] if revision.startswith("@~") else "0" if revision == "@" else ""
-        if not back.isdecimal():
-            raise InvalidRequest(f"not a revision: {revision!r}", hint="use @ or @~3")
-        for n, (place, _) in enumerate(self._line()):
-            if n == int(back):
-                return place
-        raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {revision}")
-
-    def _marked(self, kind: int, value: str) -> Place | None:
-        raw = records.encode_name(value)
-        marked = {
-            Place(session, seq): body
-            for session in family(self._reader, self._session)
-            for seq, body in self._reader.find_marks(session, kind, raw)
-        }
-        if not marked:
-            return None
-        for place, _ in self._line():
-            if place in marked:
-                records.unseal_mark(records.position(*place), kind, raw, marked[place])
-                return place
-        return None
-
-    def _by_label(self, value: str) -> Place | None:
-        return self._marked(LABEL, value)
-
-    def _by_tag(self, value: str) -> Place | None:
-        return self._marked(TAG, value)
-
-    def _by_key(self, value: str) -> Place | None:
-        seq = self._reader.find_key(self._session, records.encode_name(value))
-        if seq is None:
-            return None
-        place = Place(self._session, seq)
-        if read_row(self._reader, place).record.extra.get("key") != value:
-            raise Corrupt(f"the index of keys names the wrong checkpoint for {value!r}")
-        return place
-
-    def _by_step(self, value: str) -> Place | None:
-        if not value.isdecimal():
-            raise InvalidRequest(f"not a step: {value!r}", hint="use step:12")
-        wanted = int(value)
-        return next((p for p, r in self._line() if r.step == wanted and not r.damaged), None)
-
-    def _by_prefix(self, prefix: str) -> Place:
-        bounds = ids.prefix_range(prefix)
-        found = self._reader.find_ids(*bounds, _MAX_MATCHES) if bounds else []
-        mine = [(s, seq, id) for s, seq, id in found if s == self._session]
-        if len(mine) > 1:
-            raise AmbiguousRevision(
-                f"{prefix!r} begins {len(mine)} ids in session {self._name!r}, "
-                f"such as {ids.to_text(mine[0][2])} and {ids.to_text(mine[1][2])}"
-            )
-        if mine:
-            return Place(mine[0][0], mine[0][1])
-        raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
-
-
-def find_in_store(reader: Reader, revision: str) -> Place:
-    """A checkpoint of any session, by id or prefix."""
-    bounds = ids.prefix_range(revision) if isinstance(revision, str) else None
-    found = reader.find_ids(*bounds, 2) if bounds else []
-    if not found:
-        raise CheckpointNotFound(f"the store has no checkpoint {revision!r}")
-    if len(found) > 1:
-        raise AmbiguousRevision(
-            f"{revision!r} begins more than one id, "
-            f"such as {ids.to_text(found[0][2])} and {ids.to_text(found[1][2])}"
-        )
-    return Place(found[0][0], found[0][1])
+            where = None
+        at = None if where is None else place_at(where).session
 
 
 def find_session(reader: Reader, name: str) -> int:
@@ -324,7 +282,7 @@ def session_agent(reader: Reader, session: int) -> str | None:
     """The agent that a session was made for; None also if its row is damaged."""
     found = reader.session_by_number(session)
     try:
-        return records.unseal_session(session, *found)[1] if found else None
+        return records.unseal_session(session, *found).agent if found else None
     except UNREADABLE:
         return None
 
@@ -343,30 +301,66 @@ def page(
     """A stretch of ancestors within one session, and where they go on."""
     out: list[tuple[Place, Record]] = []
     after: Place | None = None
+    last: Record | None = None
+    session = start.session
     for place, record in ancestors(reader, start, parent):
-        if len(out) == PAGE or place.session != start.session:
-            after = place
+        if not out:
+            session = place.session
+        if len(out) == PAGE or place.session != session:
+            after, last = place, record
             break
         out.append((place, record))
-    name = session_name(reader, start.session)
-    marks = marks_of(reader, start.session, out[-1][0].seq, start.seq)
-    dressed = [_dressed(name, r, marks.get(p.seq, Marks())) for p, r in out]
+    if not out:
+        return [], None
+    name = session_name(reader, session)
+    marks = marks_of(reader, session, out[-1][0].seq, out[0][0].seq)
+    dressed = []
+    for (place, record), above in zip(out, [*[r for _, r in out[1:]], last], strict=True):
+        gap = None
+        if record.parent != (above.id if above else None) and not record.damaged:
+            gap = (record.step - (above.step if above else 0) - 1, above.id if above else None)
+        dressed.append(_dressed(name, record, marks.get(place.seq, Marks()), gap))
     return dressed, after
 
 
-def listing(reader: Reader, session: int, name: str, low: int, high: int) -> list[Checkpoint]:
-    """A page of all checkpoints from `low` on; what cannot be read is listed as damaged."""
-    high = min(high, low + PAGE - 1)
-    found = {seq: (id, body) for seq, id, body in reader.checkpoints(session, low, high, PAGE)}
+def listing(
+    reader: Reader, session: int, name: str, low: int, newest: int
+) -> tuple[list[Checkpoint], int]:
+    """A page of all checkpoints from `low` on, and where the next one begins.
+
+    What cannot be read is listed as damaged. Deleted and freed ones are left out.
+    """
+    rows = reader.checkpoints(session, low, newest, PAGE)
+    high = rows[-1][0] if len(rows) == PAGE else newest
+    found = {seq: (id, body) for seq, id, body in rows}
     marks = marks_of(reader, session, low, high)
-    out = []
-    for seq in range(low, high + 1):
+    tombs = {seq for seq, _ in reader.tombs(session, low, high)}
+    gone = freed(reader, session)
+    out: list[Checkpoint] = []
+    for seq in _present(low, high + 1, gone):
+        if seq in tombs:
+            continue
         id, body = found.get(seq, (None, b""))
+        gap = None
         try:
             if id is None:
                 raise Corrupt(f"the record of checkpoint {seq} is missing")
             record = records.unseal_checkpoint(session, seq, id, body).record
+            near = record.parent_seq in found and record.parent_seq not in tombs
+            if not near or "origin" in record.extra:
+                gap = missing(reader, Place(session, seq), record)
         except UNREADABLE as e:
             record = damaged(seq, id, e.message)
-        out.append(_dressed(name, record, marks.get(seq, Marks())))
-    return out
+        out.append(_dressed(name, record, marks.get(seq, Marks()), gap))
+        if len(out) == PAGE:
+            return out, seq + 1
+    return out, high + 1
+
+
+def _present(low: int, high: int, gone: list[tuple[int, int]]) -> Iterator[int]:
+    """The numbers [low, high) without the runs that are gone."""
+    for start, stop in gone:
+        if stop > low:
+            yield from range(low, min(start, high))
+            low = max(low, stop)
+    yield from range(low, high)

@@ -61,12 +61,18 @@ class Record(NamedTuple):
 class Checkpoint:
     """An immutable record: what the state was, why it was taken, and its parent."""
 
-    __slots__ = ("_label", "_record", "_session", "_tags")
+    __slots__ = ("_gap", "_label", "_record", "_session", "_tags")
 
     def __init__(
-        self, session: str, record: Record, label: str | None, tags: tuple[str, ...]
+        self,
+        session: str,
+        record: Record,
+        label: str | None,
+        tags: tuple[str, ...],
+        gap: tuple[int, bytes | None] | None = None,
     ) -> None:
         self._session, self._record, self._label, self._tags = session, record, label, tags
+        self._gap = gap
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self._record.id == other._record.id
@@ -119,6 +125,18 @@ class Checkpoint:
     def parent(self) -> str | None:
         """The parent's id."""
         return None if self._record.parent is None else ids.to_text(self._record.parent)
+
+    @property
+    def ancestor(self) -> str | None:
+        """The id of the nearest ancestor that is not deleted: the parent, mostly."""
+        if self._gap is None:
+            return self.parent
+        return None if self._gap[1] is None else ids.to_text(self._gap[1])
+
+    @property
+    def pruned(self) -> int:
+        """How many checkpoints between `ancestor` and this one were deleted."""
+        return 0 if self._gap is None else self._gap[0]
 
     @property
     def parent_session(self) -> str | None:

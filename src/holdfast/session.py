@@ -10,12 +10,10 @@ from holdfast import blame as blaming
 from holdfast import diff as differing
 from holdfast import fields as fielding
 from holdfast import lineage
-from holdfast.backends.base import Moved
 from holdfast.codec import load as loading
 from holdfast.codec import patch as patching
-from holdfast.codec import records, values
+from holdfast.codec import values
 from holdfast.codec.layout import lay_out
-from holdfast.codec.records import LABEL
 from holdfast.errors import (
     CheckpointNotFound,
     InvalidRequest,
@@ -25,8 +23,11 @@ from holdfast.errors import (
 from holdfast.lineage import Place
 from holdfast.model import Checkpoint, Operation
 from holdfast.models import revive
+from holdfast.operations import Operator
+from holdfast.revisions import Resolver
 from holdfast.source import StoredSource
-from holdfast.writing import Tip, Writer, seal_marks
+from holdfast.watching import Watcher
+from holdfast.writing import Tip, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.codec.records import Head
     from holdfast.codec.streams import Writes
     from holdfast.fields import Fields
+    from holdfast.retention import Plan, Retention, Verdict
     from holdfast.store import Store
     from holdfast.verify import Report
 
@@ -64,6 +66,7 @@ class Session:
         self._store = store
         self._lock = threading.RLock()
         self._writer = Writer(store, name)
+        self._operator = Operator(self._writer)
         store.keep(self)
         if reader is None:
             self.refresh()
@@ -94,10 +97,12 @@ class Session:
                 if parent is None and not (label or tags):
                     checkpoint = writer.save(state, extra)
                     if checkpoint is not None:
-                        return checkpoint
+                        return self._saved(checkpoint)
                 tip = None if parent is None else self._parent(parent)
-                return writer.checkpoint(
-                    "save", lambda old, out: lay_out(state, old, out), extra, label, tags, tip
+                return self._saved(
+                    writer.checkpoint(
+                        "save", lambda old, out: lay_out(state, old, out), extra, label, tags, tip
+                    )
                 )
         except NotSerializable:
             values.check(state, "state")  # raises again, with the whole path
@@ -113,17 +118,15 @@ class Session:
                 if not (label or tags):
                     checkpoint = writer.append(path, items, extra)
                     if checkpoint is not None:
-                        return checkpoint
+                        return self._saved(checkpoint)
                 if not items:
                     raise InvalidRequest("append() needs at least one item")
                 where = _path(path)
-                return writer.checkpoint(
-                    "append",
-                    lambda old, out: patching.append(old, where, items, out),
-                    extra,
-                    label,
-                    tags,
-                )
+
+                def build(old: Node | None, out: Writes) -> Node:
+                    return patching.append(old, where, items, out)
+
+                return self._saved(writer.checkpoint("append", build, extra, label, tags))
         except NotSerializable:
             values.check(items, f"new items of {_dotted(_path(path))}")
             values.check(fields, "fields")
@@ -156,7 +159,7 @@ class Session:
         try:
             label, tags, extra = self._fields(fields)
             with self._lock:
-                return self._writer.checkpoint("patch", build, extra, label, tags)
+                return self._saved(self._writer.checkpoint("patch", build, extra, label, tags))
         except NotSerializable:
             for path, value in assigned.items():
                 values.check(value, _dotted(_path(path)))
@@ -171,6 +174,11 @@ class Session:
         if self.agent is not None:
             extra["agent"] = self.agent
         return label, tags, extra
+
+    def _saved(self, checkpoint: Checkpoint) -> Checkpoint:
+        if self._store.retention is not None:
+            self._store.tidy(self)
+        return checkpoint
 
     def _parent(self, revision: Revision) -> Tip:
         with self._store.backend.reader() as reader:
@@ -189,7 +197,7 @@ class Session:
             home = self.name
             if place.session != self._writer.number:
                 home = lineage.session_name(reader, place.session)
-            other = Session(self._store, name, self.agent, reader)
+            other = type(self)(self._store, name, self.agent, reader)
             if other._writer.number is not None:
                 raise SessionExists(f"session {name!r} exists already")
         other._writer.fork(tip, {"origin": home} | ({"agent": self.agent} if self.agent else {}))
@@ -201,55 +209,58 @@ class Session:
         Nothing is lost: what came after stays in the tree, and the next save makes a sibling.
         """
         with self._lock:
-            while True:
-                with self._store.backend.reader() as reader:
-                    place, row, head = self._own_place(reader, revision)
-                    tip = Tip.read(reader, place)
-                    checkpoint = self._checkpoint(reader, place)
-                moved = head._replace(
-                    seq=place.seq, operations=head.operations + 1, parent=tip.parent_seq
-                )
-                details = {"from": head.seq, "to": place.seq}
-                try:
-                    self._writer.operation(head, row, moved, "rewind", details)
-                except Moved:
-                    continue
-                with self._store.backend.reader() as reader:
-                    self._writer.look(reader)
-                self._writer.tip = tip
-                return checkpoint
+            self._operator.rewind(lambda reader: self._own_place(reader, revision))
+            return self.get()
 
     def tag(self, revision: Revision | None, *tags: str) -> Checkpoint:
         """Add tags to a checkpoint."""
-        return self._annotate("tag", revision, None, fielding.check_tags(tags))
+        checked = fielding.check_tags(tags)
+        with self._lock:
+            done = self._operator.tag(lambda reader: self._own_place(reader, revision), checked)
+            return self._at(done.details["seq"])
 
     def label(self, revision: Revision | None, label: str) -> Checkpoint:
         """Give a checkpoint a label, in place of the one it has."""
-        return self._annotate("label", revision, fielding.check_text("label", label), ())
-
-    def _annotate(
-        self, kind: str, revision: Revision | None, label: str | None, tags: tuple[str, ...]
-    ) -> Checkpoint:
+        checked = fielding.check_text("label", label)
         with self._lock:
-            while True:
-                with self._store.backend.reader() as reader:
-                    place, row, head = self._own_place(reader, revision)
-                    before = self._checkpoint(reader, place)
-                moved = head._replace(operations=head.operations + 1)
-                details: dict[str, Any] = {"seq": place.seq, "tags": list(tags)}
-                unmarks = []
-                if label is not None:
-                    details = {"seq": place.seq, "label": label, "was": before.label}
-                    if before.label is not None:
-                        unmarks = [(place.seq, LABEL, records.encode_name(before.label))]
-                marks = seal_marks(place.session, place.seq, label, tags, moved.operations)
-                try:
-                    self._writer.operation(
-                        head, row, moved, kind, details, marks=marks, unmarks=unmarks
-                    )
-                except Moved:
-                    continue
-                return self.get(before)
+            done = self._operator.label(lambda reader: self._own_place(reader, revision), checked)
+            return self._at(done.details["seq"])
+
+    def delete(self, revision: Revision | None = None) -> Operation:
+        """Delete a checkpoint, or without a revision the whole session.
+
+        It is hidden at once, and undo() brings it back until gc() has freed it.
+        """
+        with self._lock:
+            if revision is None:
+                return self._operator.delete_session()
+            return self._operator.delete(lambda reader: self._own_place(reader, revision))
+
+    def prune(self, rule: Retention, *, dry_run: bool = False) -> Plan:
+        """Delete what a rule does not keep; with `dry_run` only say what would go, and why."""
+        with self._lock:
+            return self._operator.prune(rule, dry_run=dry_run)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Do what a plan says."""
+        if plan.whole is not None or plan.removed:
+            with self._lock:
+                self._operator.carry_out(plan)
+
+    def clean_up(self, rule: Retention) -> tuple[Verdict, ...]:
+        """What the store does by itself: prune, without a trace in undo()."""
+        with self._lock:
+            return self._operator.prune(rule, automatic=True).removed
+
+    def undo(self) -> Operation:
+        """Take back the newest operation that was not undone yet, a save as well as any other."""
+        with self._lock:
+            return self._operator.undo()
+
+    def redo(self) -> Operation:
+        """Take back the newest undo, unless something else was done since."""
+        with self._lock:
+            return self._operator.redo()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -284,7 +295,7 @@ class Session:
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the line the session is on, as it is in the store now."""
         with self._store.backend.reader() as reader:
-            if reader.session(self._writer.raw_name) is None:
+            if reader.session(self._writer.raw_name) is None or not self._own_head(reader)[2].seq:
                 return None
             return self._checkpoint(reader, self._place(reader, None))
 
@@ -298,7 +309,7 @@ class Session:
         """How many checkpoints the session has, on all branches."""
         with self._store.backend.reader() as reader:
             found = reader.session(self._writer.raw_name)
-            return lineage.newest(reader, found[0]) if found else 0
+            return lineage.count(reader, found[0]) if found else 0
 
     def __bool__(self) -> bool:
         return True
@@ -316,34 +327,44 @@ class Session:
         with self._store.backend.reader() as reader:
             if reader.session(self._writer.raw_name) is None:
                 return
+            head = self._own_head(reader)[2]
+            if revision is None and not head.seq:
+                return
             at: Place | None = self._place(reader, revision)
-            parent = self._own_head(reader)[2].parent if revision is None else None
+            parent = head.parent if revision is None else None
         while at is not None:
             # A page at a time, so that no view stays open while the caller works.
             with self._store.backend.reader() as reader:
                 page, at = lineage.page(reader, at, parent)
+            parent = None
             yield from page
 
     def tree(self) -> Iterator[Checkpoint]:
         """Every checkpoint of the session, on all branches, in the order of their commits."""
-        last = 0
+        low = 1
         while True:
             with self._store.backend.reader() as reader:
                 found = reader.session(self._writer.raw_name)
-                if found is None:
+                newest = lineage.newest(reader, found[0]) if found else 0
+                if found is None or low > newest:
                     return
-                newest = lineage.newest(reader, found[0])
-                page = lineage.listing(reader, found[0], self.name, last + 1, newest)
-            if not page:
-                return
+                page, low = lineage.listing(reader, found[0], self.name, low, newest)
             yield from page
-            last = page[-1].seq
 
     def ops(self) -> list[Operation]:
         """Rewinds and annotations, oldest first. (A save's operation is its checkpoint.)"""
         with self._store.backend.reader() as reader:
             number, _, head = self._own_head(reader)
             return lineage.operations(reader, number, self.name, head.operations)
+
+    def watch(
+        self, *, interval: float = 0.1, patience: float | None = None
+    ) -> Iterator[Checkpoint | Operation]:
+        """Checkpoints and operations as they land from now on, whoever makes them.
+
+        Ends after `patience` seconds without any, and when the store is closed.
+        """
+        return Watcher(self._store.backend, self.name).follow(interval, patience)
 
     def diff(self, a: Revision, b: Revision | None = None) -> differing.Diff:
         """What changed from `a` to `b` (the head), reading only what differs."""
@@ -371,24 +392,27 @@ class Session:
             revision = revision.id
         if revision is not None:
             number = lineage.find_session(reader, self.name)
-            return lineage.Resolver(reader, number, self.name).find(revision)
+            return Resolver(reader, number, self.name).find(revision)
         number, _, head = self._own_head(reader)
         if not head.seq:
             raise CheckpointNotFound(f"session {self.name!r} has no checkpoint")
         return Place(number, head.seq)
 
-    def _own_place(self, reader: Reader, revision: Revision | None) -> tuple[Place, bytes, Head]:
-        """A checkpoint of this very session, with the head's row to swap."""
+    def _own_place(self, reader: Reader, revision: Revision | None) -> Place:
+        """A checkpoint of this very session."""
         place = self._place(reader, revision)
-        number, row, head = self._own_head(reader)
-        self._writer.number = number
-        if place.session != number:
+        if place.session != lineage.find_session(reader, self.name):
             home = lineage.session_name(reader, place.session)
             raise InvalidRequest(
                 f"that checkpoint lies in session {home!r}, from which this one was forked",
                 hint="use a handle of that session, or fork() from there",
             )
-        return place, row, head
+        return place
+
+    def _at(self, seq: int) -> Checkpoint:
+        with self._store.backend.reader() as reader:
+            number = lineage.find_session(reader, self.name)
+            return self._checkpoint(reader, Place(number, seq))
 
     def _checkpoint(self, reader: Reader, place: Place) -> Checkpoint:
         return lineage.dress(reader, place, lineage.read_row(reader, place).record)

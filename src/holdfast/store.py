@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -13,19 +14,34 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.cache import Images
 from holdfast.codec import records
-from holdfast.errors import UNREADABLE, InvalidRequest
+from holdfast.collect import Collected, collect
+from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest
+from holdfast.finding import Query, find
 from holdfast.model import SessionInfo
+from holdfast.repair import Repaired, repair
+from holdfast.retention import Plan, Retention, within_store
+from holdfast.revisions import find_in_store
 from holdfast.session import Session
+from holdfast.stats import Stats, stats
 from holdfast.verify import Report, verify
+from holdfast.watching import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import datetime as dt
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from holdfast.backends.base import Backend
-    from holdfast.model import Checkpoint, Status
+    from holdfast.backends.base import Backend, Reader
+    from holdfast.collect import Progress
+    from holdfast.model import Checkpoint, Operation, Status
+
+_log = logging.getLogger("holdfast")
 
 _PAGE = 200
+_SLACK = 16
+"""How many saves of a session go by before it is pruned again,"""
+_ENOUGH = 256
+"""and how many deleted checkpoints are worth a run of gc."""
 _BLOCKS = {"session": 16, "stream": 256}
 
 
@@ -37,12 +53,14 @@ def open(
     durability: Literal["full", "normal"] = "full",
     cache_bytes: int = 64 << 20,
     timeout: float = 30.0,
+    retention: Retention | None = None,
 ) -> Store:
     """Open a store: a path (SQLite) or "memory:".
 
     `create=False` refuses to make a missing one. With durability="full" a checkpoint is on the disk
     when save() returns; "normal" survives a crash of the process, but a power loss may take the
-    newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds.
+    newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds. With
+    `retention` sessions are pruned, and the space freed, as they are saved to.
     """
     if durability not in ("full", "normal"):
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
@@ -52,7 +70,7 @@ def open(
     if text == "memory:":
         if create is False or read_only:
             raise InvalidRequest("a memory: store is always new and empty")
-        return Store(MemoryBackend(), cache_bytes=cache_bytes)
+        return Store(MemoryBackend(), cache_bytes=cache_bytes, retention=retention)
     scheme = text.split(":", 1)[0] if ":" in text else ""
     if scheme in ("files", "postgres", "postgresql"):
         raise InvalidRequest(f"this version has no backend for {scheme}: stores")
@@ -62,14 +80,24 @@ def open(
     backend = SqliteBackend(
         path, create=create, read_only=read_only, durability=durability, timeout=timeout
     )
-    return Store(backend, cache_bytes=cache_bytes)
+    return Store(backend, cache_bytes=cache_bytes, retention=retention)
 
 
 class Store:
     """Sessions over a backend. A context manager; safe for threads, and after os.fork()."""
 
-    def __init__(self, backend: Backend, *, cache_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        cache_bytes: int = 64 << 20,
+        retention: Retention | None = None,
+    ) -> None:
         self.backend = backend
+        self.retention = retention
+        self.session_type = Session
+        self._saved: dict[str, int] = {}
+        self._buried = 0
         self.images = Images(cache_bytes)
         self._lock = threading.Lock()
         self._numbers: dict[str, tuple[int, int]] = {}
@@ -96,7 +124,7 @@ class Store:
 
     def session(self, name: str, *, agent: str | None = None) -> Session:
         """A handle on the session of this name. Nothing is written until the first save."""
-        return Session(self, name, agent)
+        return self.session_type(self, name, agent)
 
     def keep(self, session: Session) -> None:
         """Remember a handle, for as long as it lives."""
@@ -105,38 +133,82 @@ class Store:
     def get(self, id: str) -> Checkpoint:
         """A checkpoint of any session, by its id or an unambiguous prefix."""
         with self.backend.reader() as reader:
-            place = lineage.find_in_store(reader, id)
+            place = find_in_store(reader, id)
             return lineage.dress(reader, place, lineage.read_row(reader, place).record)
 
     def sessions(
-        self, *, agent: str | None = None, status: Status | None = None
+        self,
+        *,
+        agent: str | None = None,
+        status: Status | None = None,
+        trigger: str | None = None,
+        tag: str | None = None,
+        label: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        after: str | None = None,
     ) -> Iterator[SessionInfo]:
-        """Every session, by name, with its head. A damaged one is listed and says so."""
-        after: bytes | None = None
+        """Sessions by name, with their heads. A damaged one is listed and says so.
+
+        `agent` is the session's; the other filters are held against its head. `after` goes on
+        behind the session of that name.
+        """
+        query = Query(None, status, trigger, tag, label, meta, since, until)
+        query.check()
+        given = query != Query()
+        at = None if after is None else records.encode_name(after)
         while True:
             with self.backend.reader() as reader:
-                rows = reader.sessions(after, _PAGE)
+                rows = reader.sessions(at, _PAGE)
                 page = [self._info(reader, *row) for row in rows]
-            if not page:
+            if not rows:
                 return
             for info in page:
-                if agent is not None and info.agent != agent:
+                if info is None or (agent is not None and info.agent != agent):
                     continue
-                if status is not None and (info.head is None or info.head.status != status):
+                if given and (info.head is None or not query.matches(info.head)):
                     continue
                 yield info
-            after = rows[-1][1]
+            at = rows[-1][1]
+
+    def find(
+        self,
+        *,
+        agent: str | None = None,
+        status: Status | None = None,
+        trigger: str | None = None,
+        tag: str | None = None,
+        label: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        text: str | None = None,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Checkpoint]:
+        """Checkpoints of all sessions that match all that is given, the newest first.
+
+        With `agent` and nothing else to go by: session by session. `text` is looked for in every
+        string of a state. `before` goes on behind the checkpoint of that id.
+        """
+        query = Query(agent, status, trigger, tag, label, meta, since, until, text)
+        return find(self.backend, query, before, limit)
 
     @staticmethod
-    def _info(reader: Any, number: int, raw: bytes, body: bytes) -> SessionInfo:
+    def _info(reader: Reader, number: int, raw: bytes, body: bytes) -> SessionInfo | None:
+        """A line of the list; None for a session that is deleted."""
+        if records.former_name(number, raw) is not None:
+            return None
         name, agent, head, count = raw.decode(errors="backslashreplace"), None, None, 0
         try:
             name = records.decode_name(raw)
-            agent = records.unseal_session(number, raw, body)[1]
+            agent = records.unseal_session(number, raw, body).agent
             _, at = lineage.read_head(reader, number)
-            count = at.last
+            count = lineage.count(reader, number)
             place = lineage.Place(number, at.seq)
-            head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
+            if at.seq:
+                head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
         except UNREADABLE as e:
             return SessionInfo(name, agent, head, count, e.message)
         return SessionInfo(name, agent, head, count)
@@ -144,6 +216,78 @@ class Store:
     def verify(self, *, read_data: bool = True, sessions: Iterable[str] | None = None) -> Report:
         """Check records, hashes and indexes; with `read_data` also every stored byte of data."""
         return verify(self.backend, read_data=read_data, sessions=sessions)
+
+    def watch(
+        self, *, interval: float = 0.1, patience: float | None = None
+    ) -> Iterator[Checkpoint | Operation]:
+        """session.watch() for all sessions, those to come included."""
+        return Watcher(self.backend).follow(interval, patience)
+
+    def gc(self, progress: Progress | None = None) -> Collected:
+        """Free what was deleted, and give the space back. Safe beside saves of other processes.
+
+        `progress` is called with a phase ("checkpoints", "data", "space"), how much of it is done,
+        and of how much.
+        """
+        return collect(self.backend, progress)
+
+    def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
+        """session.prune() for every session, with the rules that are about all of them."""
+        names = [info.name for info in self.sessions()]
+        handles = [self.session(name) for name in names]
+        plans = [h.prune(rule, dry_run=True) for h in handles]
+        if rule.store_bytes is not None:
+            plans = within_store(plans, rule.store_bytes)
+        if not dry_run:
+            for handle, plan in zip(handles, plans, strict=True):
+                handle.carry_out(plan)
+        return plans
+
+    def repair(self) -> list[Repaired]:
+        """Move heads off damaged checkpoints, rebuild indexes, and tell what is lost.
+
+        A head that moves is an operation, which undo() takes back.
+        """
+        return repair(self.backend)
+
+    def stats(self, *, largest: int = 10) -> Stats:
+        """Sessions, checkpoints, bytes by kind, and the largest sessions."""
+        return stats(self.backend, largest)
+
+    def backup(self, path: str | os.PathLike[str]) -> Report:
+        """A copy of the store as of one moment, verified, while others go on writing.
+
+        Raises Corrupt, and leaves no copy, if it does not verify.
+        """
+        target = Path(os.fspath(path))
+        self.backend.backup(target)
+        try:
+            with open(target, read_only=True) as copy:
+                report = copy.verify(read_data=True)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        if not report.ok:
+            target.unlink(missing_ok=True)
+            raise Corrupt(f"the backup does not verify: {report.problems[0]}", hint="repair()")
+        return report
+
+    def tidy(self, session: Session) -> None:
+        """After a save: let the store's own retention take its turn. Never fails."""
+        if self.retention is None:
+            return
+        with self._lock:
+            self._saved[session.name] = self._saved.get(session.name, 0) + 1
+            if self._saved[session.name] < _SLACK:
+                return
+            del self._saved[session.name]
+        try:
+            self._buried += len(session.clean_up(self.retention))
+            if self._buried >= _ENOUGH:
+                self._buried = 0
+                collect(self.backend)
+        except Exception:  # noqa: BLE001 - whatever it is: the save is done
+            _log.exception("cleaning up after a save of session %r failed", session.name)
 
     def new_session(self) -> int:
         return self._number("session")

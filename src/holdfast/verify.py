@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
+from holdfast.codec.records import AGENT
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError
 from holdfast.lineage import Place
 from holdfast.source import StoredSource
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.codec.streams import Source
 
 _PAGE = 500
+_FACETS = ("label", "tag", "trigger", "status", "agent")
 
 
 class Problem(NamedTuple):
@@ -109,8 +111,11 @@ class _Audit:
         read_data: bool,
     ) -> None:
         self._reader, self._number, self._raw, self._body = reader, number, raw, body
-        self._name = raw.decode("utf-8", "backslashreplace")
-        self._prefix = records.hash_prefix(raw)
+        former = records.former_name(number, raw)
+        self._plain = raw if former is None else former
+        self._name = self._plain.decode("utf-8", "backslashreplace")
+        self._prefix = records.hash_prefix(self._plain)
+        self._freed: list[tuple[int, int]] = []
         self._source = StoredSource(backend, reader)
         self._data = _DataCheck(self._source) if read_data else None
         self._hashes: dict[int, bytes] = {}
@@ -123,16 +128,21 @@ class _Audit:
 
     def run(self) -> None:
         try:
-            self._name = records.decode_name(self._raw)
-            records.unseal_session(self._number, self._raw, self._body)
+            self._name = records.decode_name(self._plain)
+            info = records.unseal_session(self._number, self._raw, self._body)
+            if info.origin is not None:
+                place = lineage.place_at(info.origin)
+                if (place.seq, self._number) not in self._reader.forks(*place, place.seq):
+                    self._note("it is not in the index of forks", loads=True)
         except UNREADABLE as e:
             self._note(e.message, loads=True)
         last = None
         try:
             _, head = lineage.read_head(self._reader, self._number)
             last = head.last
-            if not 1 <= head.seq <= last:
+            if not 0 <= head.seq <= last:
                 self._note("the head points at no checkpoint", loads=True)
+            self._freed = lineage.freed(self._reader, self._number)
         except UNREADABLE as e:
             self._note(e.message, loads=True)
         low = 1
@@ -147,16 +157,25 @@ class _Audit:
         self._missing(low, (last or 0) + 1)
         self._marks(last)
         self._operations()
+        self._deleted()
 
     def _missing(self, low: int, high: int) -> None:
-        """Note that the records [low, high) are gone."""
-        if high - low > _PAGE:
-            self.checked += high - low
-            self._note(f"the records of checkpoints {low} to {high - 1} are missing")
-            return
-        for seq in range(low, high):
-            self.checked += 1
-            self._note(f"the record of checkpoint {seq} is missing")
+        """Note that the records [low, high) are gone, but for those that gc has freed."""
+        runs: list[tuple[int, int]] = []
+        for start, stop in self._freed:
+            if stop > low:
+                runs.append((low, min(start, high)))
+                low = max(low, stop)
+        for start, stop in [*runs, (low, high)]:
+            if stop > start:
+                self.checked += stop - start
+                which = (
+                    f"checkpoint {start}"
+                    if stop == start + 1
+                    else f"checkpoints {start} to {stop - 1}"
+                )
+                verb = "is" if stop == start + 1 else "are"
+                self._note(f"the record{'s' * (stop > start + 1)} of {which} {verb} missing")
 
     def _checkpoint(self, seq: int, id: bytes, body: bytes, last: int | None) -> None:
         self.checked += 1
@@ -177,7 +196,7 @@ class _Audit:
         try:
             parent = self._parent_hash(row)
             expected = records.record_hash(self._prefix, seq, id, row.meta, state_hash, parent)
-            if expected != row.record.hash:
+            if parent and expected != row.record.hash:  # gc may have freed a damaged parent
                 self._note("its hash does not match its content and history", id, loads=True)
                 fine = False
         except UNREADABLE as e:
@@ -203,8 +222,18 @@ class _Audit:
                 yield "its id is not in the index of ids"
             if key and self._reader.find_key(self._number, records.encode_name(key)) != record.seq:
                 yield f"its key {key!r} is not in the index of keys"
+            facets = records.facets(record.id, record.extra)
+            if "agent" in record.extra:
+                agent = records.encode_name(record.extra["agent"])
+                facets.append((AGENT, agent, self._number.to_bytes(8, "big")))
+            for facet in facets:
+                yield from self._unlisted(*facet)
         except UNREADABLE as e:
             yield e.message
+
+    def _unlisted(self, kind: int, value: bytes, id: bytes) -> Iterable[str]:
+        if self._reader.find_facets(kind, value, id, id + b"\0", 1) != [id]:
+            yield f"its {_FACETS[kind]} is not in the index for searches"
 
     def _parent_hash(self, row: records.Row) -> bytes:
         record = row.record
@@ -212,12 +241,16 @@ class _Audit:
             return bytes(32)
         place = Place(self._number, record.parent_seq)
         if "origin" in record.extra:
-            found = lineage.origin(self._reader, record)
+            found = lineage.origin(self._reader, Place(self._number, record.seq), record)
             if found is None:
                 raise Corrupt(f"session {record.extra['origin']!r} is missing")
             place = found
         elif record.parent_seq in self._hashes:
             return self._hashes[record.parent_seq]
+        if self._reader.checkpoint(*place) is None:
+            gap = lineage.gap_before(self._reader, Place(self._number, record.seq))
+            if gap is not None:
+                return gap.parent_hash
         parent = lineage.read_row(self._reader, place).record
         if parent.id != record.parent:
             raise Corrupt("the parent is another checkpoint than recorded")
@@ -229,6 +262,9 @@ class _Audit:
                 if type(seq) is not int:
                     raise Corrupt("a label or tag has lost its checkpoint")
                 records.unseal_mark(records.position(self._number, seq), kind, value, body)
+                found = self._reader.checkpoint(self._number, seq)
+                for wrong in self._unlisted(kind, value, found[0]) if found else ():
+                    self._note(wrong, found[0] if found else None, loads=True)
                 if last is not None and not 1 <= seq <= last:
                     self._note(
                         f"a mark belongs to checkpoint {seq}, which does not exist", loads=True
@@ -242,6 +278,35 @@ class _Audit:
                 records.unseal_operation(self._number, number, body)
             except UNREADABLE as e:
                 self._note(e.message, loads=True)
+
+    def _deleted(self) -> None:
+        """Tombstones and gaps."""
+        for kind, rows, unseal in (
+            (
+                "tombstone",
+                self._reader.tombs(self._number, 0, records.MAX_SEQ),
+                records.unseal_tomb,
+            ),
+            ("gap", self._reader.gaps(self._number, 1, records.MAX_SEQ), records.unseal_gap),
+        ):
+            for seq, body in rows:
+                try:
+                    found = unseal(self._number, seq, body)
+                    if isinstance(found, records.Gap):
+                        self._gap(seq, found)
+                    if self._reader.checkpoint(self._number, seq) is None:
+                        self._note(f"a {kind} belongs to no checkpoint: {seq}", loads=True)
+                except UNREADABLE as e:
+                    self._note(e.message, loads=True)
+
+    def _gap(self, seq: int, gap: records.Gap) -> None:
+        if gap.ancestor is None:
+            return
+        place = lineage.place_at(gap.ancestor)
+        if self._reader.checkpoint(*place) is None:
+            self._note(f"the gap before checkpoint {seq} reaches to none", loads=True)
+        if (self._number, seq) not in self._reader.gaps_below(place.session):
+            self._note(f"the gap before checkpoint {seq} is not in its index", loads=True)
 
 
 class _DataCheck:

@@ -6,13 +6,14 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
-from holdfast.backends.base import Change, Moved
+from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records, values
 from holdfast.codec.nodes import parse
-from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head
+from holdfast.codec.records import AGENT, LABEL, MAX_SEQ, TAG, Head, Info
 from holdfast.codec.streams import Writes
 from holdfast.errors import (
     UNREADABLE,
+    CheckpointNotFound,
     Corrupt,
     HeadMoved,
     HoldfastError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Reader
     from holdfast.codec.nodes import Node
     from holdfast.codec.streams import RowWrite
+    from holdfast.model import Operation
     from holdfast.store import Store
 
     Build = Callable[[Node | None, Writes], Node]
@@ -67,6 +69,8 @@ class _Laid(NamedTuple):
     size: int
     rows: Sequence[RowWrite]
     blobs: Sequence[tuple[bytes, bytes, bool]]
+    shares: Sequence[bytes]
+    """Digests of blobs that were there before, and are referred to anew."""
 
 
 class Writer:
@@ -80,22 +84,25 @@ class Writer:
         self.head, self.head_row = _EMPTY, b""
         self.tip: Tip | None = None
         self.growth: Growth | None = None
+        self.agents: set[str] = set()
+        """Agents that the index for searches is known to have for this session."""
         self.damage: HoldfastError | None = None
         """Set when the head cannot be read: other checkpoints can, but nothing be added to it."""
 
     def look(self, reader: Reader) -> None:
         """Expect the head that the session has now."""
-        self.growth = None
+        self.growth = self.damage = self.tip = None
         found = reader.session(self.raw_name)
         if found is None:
-            self.number, self.head, self.head_row, self.tip = None, _EMPTY, b"", None
-            self.damage = None
+            self.number, self.head, self.head_row = None, _EMPTY, b""
+            self.agents = set()
             return
-        self.number = found[0]
-        self.damage, self.tip = None, None
+        if found[0] != self.number:
+            self.number, self.agents = found[0], set()
         try:
             self.head_row, self.head = lineage.read_head(reader, self.number)
-            self.tip = Tip.read(reader, Place(self.number, self.head.seq))
+            if self.head.seq:
+                self.tip = Tip.read(reader, Place(self.number, self.head.seq))
         except UNREADABLE as e:
             self.damage = e
 
@@ -120,6 +127,8 @@ class Writer:
                 checkpoint = self._commit(tip, operation, build, extra, label, tags)
             except (Moved, SessionExists):
                 self._catch_up()
+            except Gone:
+                self._check_there(parent)
             except BaseException:
                 self.growth = None
                 if tip is not None:
@@ -152,6 +161,8 @@ class Writer:
         tip = self.tip
         if tip is None or tip.place[1] != self.head.last or "key" in extra:
             return None
+        if "agent" in extra and extra["agent"] not in self.agents:
+            return None
         try:
             return grow(self, growth, tip, flats, how, extra)
         except Moved:
@@ -175,6 +186,8 @@ class Writer:
             self._commit(tip, "fork", _unchanged, extra, None, ())
         except SessionExists:
             raise SessionExists(f"session {self.name!r} exists already") from None
+        except Gone:
+            raise CheckpointNotFound("the checkpoint was deleted, and has been freed") from None
 
     def _commit(
         self,
@@ -196,8 +209,8 @@ class Writer:
         with StoredSource(store.backend) as source:
             out = Writes(source, line, store.new_stream)
             node = build(old, out)
-            blobs = _blobs(out, source) if out.blobs else []
-        laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs)
+            blobs, shares = _blobs(out, source) if out.blobs else ([], [])
+        laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs, shares)
         checkpoint = self._seal(tip, number, line, operation, laid, extra, label, tags)
         digest = checkpoint._record.hash
         store.images.put(digest, node, tip.hash if goes_on and tip else None)
@@ -216,7 +229,7 @@ class Writer:
         tags: tuple[str, ...],
     ) -> Checkpoint:
         """Commit a state that is laid out."""
-        root, state_hash, size, rows, blobs = laid
+        root, state_hash, size, rows, blobs, shares = laid
         head = self.head
         seq = head.last + 1
         created = time.time_ns() // 1000
@@ -236,23 +249,60 @@ class Writer:
         new_head = Head(seq, seq, head.operations, near)
         head_row = new_head.seal(number)
         change = Change(number, self.head_row, head_row, None, (seq, id, body), rows, blobs)
+        if extra or label is not None or tags or shares or tip is not self.tip:
+            change.notes = self._notes(tip, number, seq, id, extra, label, tags, shares)
+        agent = extra.get("agent")
         if self.number is None:
-            row = records.seal_session(number, self.raw_name, created, extra.get("agent"))
-            change.create = (self.raw_name, row)
+            origin = change.notes.origin if change.notes else None
+            info = Info(created, agent, records.position(*origin) if origin else None)
+            change.create = (self.raw_name, records.seal_session(number, self.raw_name, info))
         if extra:
-            if "key" in extra:
-                change.key = records.encode_name(extra["key"])
             extra = records.read_extra(meta)  # what was stored, not what the caller may change
-        if label is not None or tags:
-            change.marks = seal_marks(number, seq, label, tags)
         self.store.backend.commit(change)
         self.number, self.head, self.head_row = number, new_head, head_row
         self.tip = Tip(Place(number, seq), id, digest, step, created, line, root, near)
+        if agent is not None:
+            self.agents.add(agent)
         record = Record(
             seq, id, step, created, operation, parent_id, parent_seq, extra, digest,
             lambda: state_hash, size, added, skip,
         )  # fmt: skip
         return Checkpoint(self.name, record, label, tags)
+
+    def _notes(
+        self,
+        tip: Tip | None,
+        number: int,
+        seq: int,
+        id: bytes,
+        extra: dict[str, Any],
+        label: str | None,
+        tags: tuple[str, ...],
+        shares: Sequence[bytes],
+    ) -> Notes:
+        """What else a checkpoint brings: index entries, marks, and what must be there still."""
+        notes = Notes(facets=records.facets(id, extra, label, tags), shares=shares)
+        if "key" in extra:
+            notes.key = records.encode_name(extra["key"])
+        agent = extra.get("agent")
+        if agent is not None and agent not in self.agents:
+            facet = (AGENT, records.encode_name(agent), number.to_bytes(8, "big"))
+            notes.facets = [*notes.facets, facet]
+        if label is not None or tags:
+            notes.marks = seal_marks(number, seq, label, tags)
+        if tip is not None and tip is not self.tip:
+            notes.needs = [tip.place]
+            if "origin" in extra:
+                notes.origin = tip.place
+        return notes
+
+    def _check_there(self, parent: Tip | None) -> None:
+        """After Gone: what is left to try again, if a blob went; an error, if the parent did."""
+        if parent is None:
+            return
+        with self.store.backend.reader() as reader:
+            if reader.checkpoint(*parent.place) is None:
+                raise CheckpointNotFound("the parent was deleted, and has been freed meanwhile")
 
     def _catch_up(self) -> None:
         """After a lost race: go on if the head is still the expected one, else HeadMoved."""
@@ -261,7 +311,8 @@ class Writer:
             fresh = Writer(self.store, self.name)
             fresh.look(reader)
         actual = fresh.tip
-        if expected is not None and actual is not None and expected.place == actual.place:
+        same = (expected and expected.place) == (actual and actual.place)
+        if same and fresh.number == self.number and fresh.damage is None:
             self.head, self.head_row = fresh.head, fresh.head_row
             return
         raise HeadMoved(
@@ -270,26 +321,18 @@ class Writer:
             ids.to_text(actual.id) if actual else None,
         )
 
-    def operation(
-        self,
-        head: Head,
-        row: bytes,
-        moved: Head,
-        kind: str,
-        details: dict[str, Any],
-        **changes: Any,
-    ) -> None:
-        """Commit a change of the head or of annotations. Raises Moved if the head's row changed."""
-        number = self.number
-        if number is None:
-            raise InvalidRequest(f"session {self.name!r} has no checkpoint yet")
-        created = time.time_ns() // 1000
-        body = records.seal_operation(number, moved.operations, kind, created, head.last, details)
-        new_row = moved.seal(number)
-        change = Change(number, row, new_row, operation=(moved.operations, body), **changes)
+    def operation(self, number: int, row: bytes, head: Head, done: Operation, **notes: Any) -> None:
+        """Commit a change that is no checkpoint.
+
+        `row` is the head's row that it was planned on. Raises Moved if that has changed since.
+        """
+        _, count, kind, created, details = done
+        body = records.seal_operation(number, count, kind, created, head.last, details)
+        new_row = head.seal(number)
+        change = Change(number, row, new_row, notes=Notes(operation=(count, body), **notes))
         self.store.backend.commit(change)
         if self.head_row == row:
-            self.head, self.head_row = moved, new_row
+            self.head, self.head_row = head, new_row
 
 
 def _unchanged(node: Node | None, _: Writes) -> Node:
@@ -298,14 +341,18 @@ def _unchanged(node: Node | None, _: Writes) -> Node:
     return node
 
 
-def _blobs(out: Writes, source: StoredSource) -> list[tuple[bytes, bytes, bool]]:
+def _blobs(
+    out: Writes, source: StoredSource
+) -> tuple[list[tuple[bytes, bytes, bool]], list[bytes]]:
     """Rows for new blobs. One that is there and sound is shared; a damaged one is rewritten."""
-    blobs = []
+    blobs, shares = [], []
     for digest, flat in out.blobs.items():
         state = source.blob_state(digest, len(flat))
-        if state != "sound":
+        if state == "sound":
+            shares.append(digest)
+        else:
             blobs.append((digest, seal_blob(digest, flat), state == "damaged"))
-    return blobs
+    return blobs, shares
 
 
 def seal_marks(

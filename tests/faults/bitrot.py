@@ -111,7 +111,10 @@ class Cell:
 
 
 def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
-    """Every value of `table` that is not part of its key, with one bit of it flipped."""
+    """Every value of `table` that is not part of its key, with one bit of it flipped.
+
+    Only `uses` is left alone: it tells gc that a blob was shared meanwhile, and means nothing else.
+    """
     rng = random.Random(seed)
     found = []
     with scratch() as folder:
@@ -126,7 +129,7 @@ def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
             named = list(zip(columns, row, strict=True))
             where = tuple((name, value) for (name, key), value in named if key)
             for (name, key), value in named:
-                if isinstance(value, int) and not key:
+                if isinstance(value, int) and not key and name != "uses":
                     found.append(Cell(table, where, name, value ^ 1))
                 elif isinstance(value, bytes) and name == "body":
                     flipped = Damage(rng.randrange(len(value)), rng.randrange(8)).apply(value)

@@ -1,6 +1,6 @@
 """Eight processes at once."""
 
-from holdfast.backends import sqlite
+from holdfast.backends import sqlite_writer
 
 from . import racing
 
@@ -35,7 +35,7 @@ def test_mutant_that_does_not_compare_heads():
 
 
 def no_compare_and_swap():
-    write = sqlite._write
+    write = sqlite_writer.write
 
     def blindly(connection, *more):
         change = more[-1]
@@ -44,4 +44,4 @@ def no_compare_and_swap():
             (change.expect,) = connection.execute(query, (change.session,)).fetchone()
         write(connection, *more)
 
-    sqlite._write = blindly
+    sqlite_writer.write = blindly

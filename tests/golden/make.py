@@ -53,6 +53,28 @@ def make(path: Path) -> None:
         work.patch(drop=["numbers"])
         store.session("list").save([TEXT * 50, 1, [2]])
         store.session("scalar").save(7)
+        deletions(store)
+
+
+def deletions(store: holdfast.Store) -> None:
+    """A freed stretch, in a fork too, then what waits for gc: a checkpoint, a session; an undo."""
+    pruned = store.session("pruned", agent="golden")
+    for n in range(7):
+        pruned.append("messages", message(n), label=f"l{n}", tags=["t"], trigger="tool_call")
+    pruned.fork("pruned/fork", at="l3")
+    for label in ("l1", "l2", "l3"):
+        pruned.delete(label)
+    store.gc()
+    pruned.delete("l5")
+    pruned.append("messages", message(7), status="completed", key="undone")
+    pruned.undo()
+
+    undone = store.session("undone")
+    undone.save({"n": 1})
+    undone.undo()
+    deleted = store.session("deleted", agent="other")
+    deleted.save({"x": TEXT * 20}, label="gone")
+    deleted.delete()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from holdfast.codec.streams import RowWrite
 
 
 class Moved(Exception):
     """The head's row was not the expected one; nothing was written."""
+
+
+class Gone(Exception):
+    """A checkpoint or blob that the change builds on was freed; nothing was written."""
 
 
 @dataclass(slots=True)
@@ -36,15 +41,68 @@ class Change:
     rows: Sequence[RowWrite] = ()
     blobs: Sequence[tuple[bytes, bytes, bool]] = ()
     """digest, row, whether to write over one that exists (because it is damaged)"""
+    notes: Notes | None = None
+    """Whatever else the change brings; most bring nothing."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """The less frequent parts of a change."""
+
+    origin: tuple[int, int] | None = None
+    """With `create`: session and seq of the checkpoint that the new session was forked from."""
+    rename: tuple[bytes, bytes] | None = None
+    """The session's new name and row. Raises SessionExists if it is taken."""
     key: bytes | None = None
     """An external key of the checkpoint, unique in the session."""
+    keys: Sequence[tuple[bytes, int]] = ()
+    """key and seq of checkpoints whose keys are to be found again"""
     marks: Sequence[tuple[int, int, bytes, bytes]] = ()
     """seq, kind, value, row"""
     unmarks: Sequence[tuple[int, int, bytes]] = ()
     operation: tuple[int, bytes] | None = None
     """number, row"""
-    plain: bool = False
-    """Set where it has neither blobs, key, marks nor operation: rows and a checkpoint alone."""
+    tombs: Sequence[tuple[int, bytes]] = ()
+    """seq, row"""
+    untombs: Sequence[int] = ()
+    facets: Sequence[tuple[int, bytes, bytes]] = ()
+    """kind, value, id: entries of the index for searches"""
+    unfacets: Sequence[tuple[int, bytes, bytes]] = ()
+    needs: Sequence[tuple[int, int]] = ()
+    """session and seq of other checkpoints that must be there still; else Gone is raised"""
+    shares: Sequence[bytes] = ()
+    """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What gc removes of one session, in one atomic write."""
+
+    session: int
+    expect: bytes
+    """The head's row as last read: what is freed was chosen by it."""
+    checkpoints: Sequence[tuple[int, bytes]]
+    """seq and id; with it go its tombstone, its gap, its marks and its key"""
+    keys: Sequence[bytes] = ()
+    facets: Sequence[tuple[int, bytes, bytes]] = ()
+    gaps: Sequence[tuple[int, int, int | None, bytes]] = ()
+    """session, seq, position of the ancestor, and row: of this session, and of those below it"""
+    freed: Sequence[bytes] = ()
+    """The row of seq 0 among the session's gaps as last read, if there was one."""
+    forks: Sequence[tuple[int, int]] = ()
+    """seq and session of all forks from what is freed; Moved is raised if there are others"""
+    remove: bytes | None = None
+    """The session's name, if all of it goes."""
+
+
+@dataclass(slots=True)
+class Trim:
+    """Data that no checkpoint refers to, each with what it was when that was found out."""
+
+    items: Sequence[tuple[int, bytes, Sequence[tuple[int, bytes]]]]
+    """position, first bytes of the row, and rows (position, body) to put in its place"""
+    blobs: Sequence[tuple[bytes, int]]
+    """digest, and how often it was shared"""
 
 
 class Reader(Protocol):
@@ -102,6 +160,48 @@ class Reader(Protocol):
 
     def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]: ...
 
+    def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        """seq and row of what is deleted and not yet freed, by seq."""
+        ...
+
+    def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
+        """Position and row of all tombstones of the store, strictly after a position."""
+        ...
+
+    def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        """seq and row, by seq."""
+        ...
+
+    def gaps_below(self, session: int) -> list[tuple[int, int]]:
+        """session and seq of all gaps, of any session, whose ancestor lies in this one."""
+        ...
+
+    def forks(self, session: int, low: int, high: int) -> list[tuple[int, int]]:
+        """seq and session for each session that was forked from one of these checkpoints."""
+        ...
+
+    def find_facets(
+        self, kind: int, value: bytes, low: bytes, high: bytes, limit: int
+    ) -> list[bytes]:
+        """Ids with low <= id < high in the index for searches, the highest first."""
+        ...
+
+    def newest_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        """session, seq and id of the checkpoints with low <= id < high, the highest first."""
+        ...
+
+    def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
+        """Position, length and first 9 bytes of all rows of items, strictly after a position."""
+        ...
+
+    def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
+        """A number to go on after, digest, length, and how often it was shared, of all blobs."""
+        ...
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Rows and bytes by kind of row."""
+        ...
+
     def check(self) -> Iterator[str]:
         """What is wrong with the storage's own structures, in words."""
         ...
@@ -119,9 +219,34 @@ class Backend(Protocol):
         """Write all of `change`, or nothing.
 
         When it returns, the change survives a crash of the process and of the machine. Raises
-        Moved if the head's row is not `change.expect`, SessionExists or KeyTaken if a name or key
-        is taken, Unavailable if the storage fails; then nothing of the change is visible.
+        Moved if the head's row is not `change.expect`, Gone if something that the change needs was
+        freed, SessionExists or KeyTaken if a name or key is taken, Unavailable if the storage
+        fails; then nothing of the change is visible.
         """
+        ...
+
+    def sweep(self, sweep: Sweep) -> None:
+        """Free checkpoints, or nothing: Moved if the head's row is not the expected one."""
+        ...
+
+    def trim(self, trim: Trim) -> int:
+        """Remove data, but not what has changed since; returns how many rows went."""
+        ...
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Give space that is free back to the system. `progress` is told pages done, and of all."""
+        ...
+
+    def reindex(self) -> None:
+        """Make indexes of the storage anew from what they index, where that can be done."""
+        ...
+
+    def version(self) -> object:
+        """Something that changes whenever anybody commits. Cheap: made to be asked often."""
+        ...
+
+    def backup(self, path: Path) -> None:
+        """A copy as of one moment, durable when this returns, while others go on writing."""
         ...
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:

@@ -7,13 +7,18 @@ from bisect import bisect_left, bisect_right, insort
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.backends.base import Backend, Change, Moved, Reader
+from holdfast.backends.base import Backend, Change, Gone, Moved, Notes, Reader
 from holdfast.errors import InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
+    from holdfast.backends.base import Sweep, Trim
     from holdfast.codec.streams import RowWrite
+
+STREAM_BITS, SEQ_BITS = 24, 32
+_NOTES = Notes()
 
 
 class MemoryBackend(Backend, Reader):
@@ -25,9 +30,11 @@ class MemoryBackend(Backend, Reader):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._closed = False
+        self._version = 0
         self._next = {"session": 1, "stream": 1}
         self._sessions: dict[bytes, tuple[int, bytes]] = {}
         self._names: dict[int, bytes] = {}
+        self._origins: dict[int, tuple[int, int]] = {}
         self._heads: dict[int, bytes] = {}
         self._checkpoints: dict[int, dict[int, tuple[bytes, bytes]]] = {}
         self._ids: list[tuple[bytes, int, int]] = []
@@ -35,8 +42,12 @@ class MemoryBackend(Backend, Reader):
         self._streams: dict[int, dict[int, bytes]] = {}
         self._starts: dict[int, list[int]] = {}
         self._blobs: dict[bytes, bytes] = {}
+        self._shared: dict[bytes, int] = {}
         self._marks: dict[int, dict[tuple[int, int, bytes], bytes]] = {}
         self._operations: dict[int, dict[int, bytes]] = {}
+        self._tombs: dict[tuple[int, int], bytes] = {}
+        self._gaps: dict[tuple[int, int], tuple[int | None, bytes]] = {}
+        self._facets: dict[tuple[int, bytes], set[bytes]] = {}
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
@@ -48,18 +59,29 @@ class MemoryBackend(Backend, Reader):
         if self._closed:
             raise InvalidRequest("the store is closed", hint="open it again")
 
+    # -- writing -------------------------------------------------------------------------------
+
     def commit(self, change: Change) -> None:
         with self._lock:
             self._check_open()
-            session = change.session
+            session, notes = change.session, change.notes or _NOTES
             if change.create is not None:
                 if change.create[0] in self._sessions:
                     raise SessionExists("a session of this name exists already")
-            elif self._heads.get(session) != change.expect:
+            elif self._heads.get(session, b"") != change.expect:
                 raise Moved
-            if change.key is not None and (session, change.key) in self._keys:
+            if notes.rename is not None and notes.rename[0] in self._sessions:
+                raise SessionExists("a session of this name exists already")
+            if notes.key is not None and (session, notes.key) in self._keys:
                 raise KeyTaken("the key names another checkpoint of this session")
+            if any(seq not in self._checkpoints.get(s, {}) for s, seq in notes.needs):
+                raise Gone
+            if any(digest not in self._blobs for digest in notes.shares):
+                raise Gone
+            self._version += 1
             self._apply(change, session)
+            if change.notes is not None:
+                self._apply_notes(change.notes, session, change.checkpoint)
 
     def _apply(self, change: Change, session: int) -> None:
         if change.create is not None:
@@ -71,21 +93,43 @@ class MemoryBackend(Backend, Reader):
             seq, id, row = change.checkpoint
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
             insort(self._ids, (id, session, seq))
-            if change.key is not None:
-                self._keys[session, change.key] = seq
         for write in change.rows:
             self._write_row(write)
         for digest, row, rewrite in change.blobs:
             if rewrite or digest not in self._blobs:
                 self._blobs[digest] = row
+            self._shared[digest] = self._version  # which it never was before
+
+    def _apply_notes(
+        self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
+    ) -> None:
+        if notes.origin is not None:
+            self._origins[session] = notes.origin
+        if notes.rename is not None:
+            del self._sessions[self._names[session]]
+            self._names[session] = notes.rename[0]
+            self._sessions[notes.rename[0]] = (session, notes.rename[1])
+        if notes.key is not None and checkpoint is not None:
+            self._keys[session, notes.key] = checkpoint[0]
+        for key, seq in notes.keys:
+            self._keys[session, key] = seq
         marks = self._marks.setdefault(session, {})
-        for unmark in change.unmarks:
+        for unmark in notes.unmarks:
             marks.pop(unmark, None)
-        for seq, kind, value, row in change.marks:
+        for seq, kind, value, row in notes.marks:
             marks[seq, kind, value] = row
-        if change.operation is not None:
-            number, row = change.operation
-            self._operations.setdefault(session, {})[number] = row
+        if notes.operation is not None:
+            self._operations.setdefault(session, {})[notes.operation[0]] = notes.operation[1]
+        for seq, row in notes.tombs:
+            self._tombs[session, seq] = row
+        for seq in notes.untombs:
+            self._tombs.pop((session, seq), None)
+        for kind, value, id in notes.unfacets:
+            self._facets.get((kind, value), set()).discard(id)
+        for kind, value, id in notes.facets:
+            self._facets.setdefault((kind, value), set()).add(id)
+        for digest in notes.shares:
+            self._shared[digest] = self._version
 
     def _write_row(self, write: RowWrite) -> None:
         stream, first, replaces, row = write
@@ -96,6 +140,81 @@ class MemoryBackend(Backend, Reader):
             del held[start]
         starts[low:high] = [first]
         held[first] = row
+
+    def sweep(self, sweep: Sweep) -> None:
+        with self._lock:
+            self._check_open()
+            session = sweep.session
+            freed = [row for _, row in self.gaps(session, 0, 0)]
+            if self._heads.get(session) != sweep.expect or freed != [*sweep.freed]:
+                raise Moved
+            known = set(sweep.forks)
+            for seq, _ in sweep.checkpoints:
+                if not known.issuperset(self.forks(session, seq, seq)):
+                    raise Moved
+            self._version += 1
+            marks = self._marks.get(session, {})
+            for seq, id in sweep.checkpoints:
+                self._checkpoints.get(session, {}).pop(seq, None)
+                index = bisect_left(self._ids, (id, session, seq))
+                if self._ids[index : index + 1] == [(id, session, seq)]:
+                    del self._ids[index]
+                self._tombs.pop((session, seq), None)
+                self._gaps.pop((session, seq), None)
+                for mark in [m for m in marks if m[0] == seq]:
+                    del marks[mark]
+            for key in sweep.keys:
+                self._keys.pop((session, key), None)
+            for kind, value, id in sweep.facets:
+                self._facets.get((kind, value), set()).discard(id)
+            for other, seq, ancestor, row in sweep.gaps:
+                self._gaps[other, seq] = (ancestor, row)
+            if sweep.remove is not None:
+                del self._sessions[sweep.remove], self._names[session], self._heads[session]
+                self._origins.pop(session, None)
+                self._operations.pop(session, None)
+                self._gaps.pop((session, 0), None)
+
+    def trim(self, trim: Trim) -> int:
+        gone = 0
+        with self._lock:
+            self._check_open()
+            self._version += 1
+            for pos, begin, instead in trim.items:
+                stream, first = pos >> STREAM_BITS, pos & (1 << STREAM_BITS) - 1
+                row = self._streams.get(stream, {}).get(first)
+                if row is None or not row.startswith(begin):
+                    continue
+                gone += 1
+                starts = self._starts[stream]
+                del self._streams[stream][first]
+                del starts[bisect_left(starts, first)]
+                for at, body in instead:
+                    number = at & (1 << STREAM_BITS) - 1
+                    self._streams[stream][number] = body
+                    insort(starts, number)
+            for digest, shared in trim.blobs:
+                if digest in self._blobs and self._shared.get(digest, 0) == shared:
+                    gone += 1
+                    del self._blobs[digest]
+                    self._shared.pop(digest, None)
+        return gone
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
+        if progress is not None:
+            progress(0, 0)
+
+    def reindex(self) -> None:
+        return
+
+    def version(self) -> object:
+        self._check_open()
+        return self._version
+
+    def backup(self, path: Path) -> None:
+        raise InvalidRequest(
+            f"a memory: store cannot be backed up to {path}", hint="copy() it to another store"
+        )
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._lock:
@@ -109,6 +228,8 @@ class MemoryBackend(Backend, Reader):
 
     def close(self) -> None:
         self._closed = True
+
+    # -- reading -------------------------------------------------------------------------------
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
         return self._sessions.get(name)
@@ -139,6 +260,11 @@ class MemoryBackend(Backend, Reader):
         stop = bisect_right(self._ids, (high, 1 << 62, 1 << 62))
         return [(s, seq, id) for id, s, seq in self._ids[start : min(stop, start + limit)]]
 
+    def newest_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        start = bisect_left(self._ids, (low, -1, -1))
+        stop = bisect_left(self._ids, (high, -1, -1))
+        return [(s, seq, id) for id, s, seq in self._ids[start:stop][::-1][:limit]]
+
     def find_key(self, session: int, key: bytes) -> int | None:
         return self._keys.get((session, key))
 
@@ -163,6 +289,66 @@ class MemoryBackend(Backend, Reader):
     def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         held = self._operations.get(session, {})
         return [(n, held[n]) for n in sorted(held) if low <= n <= high]
+
+    def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        return sorted(
+            (q, r) for (s, q), r in self._tombs.items() if s == session and low <= q <= high
+        )
+
+    def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
+        found = sorted((s << SEQ_BITS | q, row) for (s, q), row in self._tombs.items())
+        return [(pos, row) for pos, row in found if pos > after][:limit]
+
+    def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        held = [(q, row) for (s, q), (_, row) in self._gaps.items() if s == session]
+        return sorted((q, row) for q, row in held if low <= q <= high)
+
+    def gaps_below(self, session: int) -> list[tuple[int, int]]:
+        return sorted(
+            place
+            for place, (ancestor, _) in self._gaps.items()
+            if ancestor is not None and ancestor >> SEQ_BITS == session
+        )
+
+    def forks(self, session: int, low: int, high: int) -> list[tuple[int, int]]:
+        found = [(q, new) for new, (s, q) in self._origins.items() if s == session]
+        return sorted((q, new) for q, new in found if low <= q <= high)
+
+    def find_facets(
+        self, kind: int, value: bytes, low: bytes, high: bytes, limit: int
+    ) -> list[bytes]:
+        held = self._facets.get((kind, value), set())
+        return sorted((id for id in held if low <= id < high), reverse=True)[:limit]
+
+    def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
+        found = [
+            (stream << STREAM_BITS | first, len(row), row[:9])
+            for stream, held in self._streams.items()
+            for first, row in held.items()
+        ]
+        return sorted(row for row in found if row[0] > after)[:limit]
+
+    def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
+        blobs = sorted(self._blobs.items())[after:][:limit]
+        return [
+            (after + n, digest, len(row), self._shared.get(digest, 0))
+            for n, (digest, row) in enumerate(blobs, start=1)
+        ]
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        items = [row for held in self._streams.values() for row in held.values()]
+        records = [row for held in self._checkpoints.values() for _, row in held.values()]
+        kinds = {
+            "items": items,
+            "blobs": self._blobs.values(),
+            "checkpoints": records,
+            "sessions": [row for _, row in self._sessions.values()],
+            "operations": [r for held in self._operations.values() for r in held.values()],
+            "marks": [row for held in self._marks.values() for row in held.values()],
+            "tombs": self._tombs.values(),
+            "gaps": [row for _, row in self._gaps.values()],
+        }
+        return {kind: (len(rows), sum(map(len, rows))) for kind, rows in kinds.items()}
 
     def check(self) -> Iterator[str]:
         yield from ()

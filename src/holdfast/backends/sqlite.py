@@ -6,6 +6,7 @@ under a lock; readers have connections of their own and never wait for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -15,29 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import apsw
 
 from holdfast.backends import sqlite_file as files
-from holdfast.backends.base import Backend, Change, Moved, Reader
-from holdfast.backends.sqlite_reader import SqliteReader, name_hash
-from holdfast.codec.records import (
-    SEQ_BITS,
-    position,
-    seal_counter,
-    unseal_counter,
-)
-from holdfast.codec.streams import STREAM_BITS
-from holdfast.errors import (
-    Corrupt,
-    InvalidRequest,
-    KeyTaken,
-    SessionExists,
-    Unavailable,
-    UnsupportedFormat,
-)
+from holdfast.backends import sqlite_writer as writer
+from holdfast.backends.base import Backend, Change, Reader
+from holdfast.backends.group import Group, Member
+from holdfast.backends.sqlite_checkpointer import Checkpointer
+from holdfast.backends.sqlite_reader import SqliteReader
+from holdfast.codec.records import seal_counter, unseal_counter
+from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_MAX_BINDINGS = 8
+    from holdfast.backends.base import Sweep, Trim
+
+_log = logging.getLogger("holdfast")
+
+_VACUUM_PAGES = 256
 
 
 class SqliteBackend(Backend):
@@ -54,10 +49,14 @@ class SqliteBackend(Backend):
     ) -> None:
         self.path, self.read_only = path, read_only
         self._options = {"durability": durability, "timeout": timeout}
+        self._group = Group(self._write_one, self._write_many)
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
+        self._checkpointer = Checkpointer(self._connect)
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
+        self._watcher: apsw.Connection | None = None
+        self._watchers = 0
         self._reading = 0
         self._closed = False
         files.check_library()
@@ -96,6 +95,7 @@ class SqliteBackend(Backend):
         if self.read_only:
             self._readers.append(connection)
         else:
+            connection.set_wal_hook(self._checkpointer.after_commit)
             self._writer, self._cursor = connection, connection.cursor()
 
     def _connect(self) -> apsw.Connection:
@@ -141,20 +141,24 @@ class SqliteBackend(Backend):
         return  # its own hooks let go of everything before a fork
 
     def close(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                _open_backends.discard(self)
-                with files.translated(self.path):
+        self._checkpointer.stop()
+        self._group.lock.acquire()
+        try:
+            with self._lock, files.translated(self.path):
+                if not self._closed:
+                    self._closed = True
+                    _open_backends.discard(self)
                     self._release()
+        finally:
+            self._group.release()
 
     def _release(self) -> None:
         """Close all connections and wait for those in use."""
         while self._reading:
             self._idle.wait()
-        connections = [*self._readers, self._writer]
+        connections = [*self._readers, self._writer, self._watcher]
         self._readers.clear()
-        self._writer = None
+        self._writer = self._watcher = None
         for connection in connections:
             if connection is not None:
                 connection.close(force=True)
@@ -162,36 +166,112 @@ class SqliteBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        with self._lock:
+        self._group.commit(change)
+
+    def _write_one(self, change: Change) -> None:
+        try:
+            connection = self._writer or self._writing()
+            writer.write(connection, self._cursor, change)
+        except BaseException:
+            self._undo()
+            with files.translated(self.path):
+                raise
+
+    def _write_many(self, members: list[Member]) -> None:
+        if len(members) > 1:
             try:
-                connection = self._writer or self._writing()
-                _write(connection, self._cursor, change)
-            except BaseException:
-                if self._writer is not None:
-                    self._roll_back(self._writer)
-                with files.translated(self.path):
+                connection = self._writing()
+                changes = [m.change for m in members]
+                outcomes = writer.write_many(connection, self._cursor, changes)
+                for member, outcome in zip(members, outcomes, strict=True):
+                    member.finish(outcome)
+                return
+            except Exception as e:  # noqa: BLE001 - each on its own will tell whom it concerns
+                self._undo()
+                _log.debug("a group of %d commits failed: %s", len(members), e)
+        for member in members:
+            try:
+                self._write_one(member.change)
+                member.finish()
+            except Exception as e:  # noqa: BLE001 - raised in the thread whose change it is
+                member.finish(e)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[apsw.Connection]:
+        self._group.lock.acquire()
+        try:
+            with files.translated(self.path):
+                try:
+                    yield self._writing()
+                except BaseException:
+                    self._undo()
                     raise
+        finally:
+            self._group.release()
+
+    def sweep(self, sweep: Sweep) -> None:
+        with self._transaction():
+            writer.sweep(self._cursor, sweep)
+
+    def trim(self, trim: Trim) -> int:
+        with self._transaction() as connection:
+            return writer.trim(connection, self._cursor, trim)
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """A few pages at a time, so that savers get their turn."""
+        done = 0
+        while True:
+            with self._transaction() as connection:
+                left: int = connection.pragma("freelist_count")
+                if progress is not None:
+                    progress(done, done + left)
+                if not left:
+                    with suppress(apsw.BusyError):  # else whoever is at it does it later
+                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    return
+                connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+                after: int = connection.pragma("freelist_count")
+                if after >= left:
+                    return
+                done += left - after
+
+    def reindex(self) -> None:
+        with self._transaction() as connection:
+            writer.reindex(connection)
+
+    def version(self) -> object:
+        with self._lock, files.translated(self.path):
+            if self._closed:
+                raise InvalidRequest("the store is closed", hint="open it again")
+            if self._watcher is None:
+                self._watcher = self._connect()
+                self._watchers += 1
+            # A number of this very connection, which changes with the commits of others.
+            return self._watchers, self._watcher.pragma("data_version")
+
+    def backup(self, path: Path) -> None:
+        with files.translated(path):
+            files.backup(self._connect, path)
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
-        with self._lock, files.translated(self.path):
-            connection = self._writing()
+        with self._transaction() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                body: Any = connection.execute(
-                    "SELECT body FROM counters WHERE space = ?", (space,)
-                ).get
-                first = unseal_counter(space, body)
-                connection.execute(
-                    "UPDATE counters SET body = ? WHERE space = ?",
-                    (seal_counter(space, first + count), space),
-                )
-                connection.execute("COMMIT")
-            except BaseException:
-                self._roll_back(connection)
-                raise
+            body: Any = connection.execute(
+                "SELECT body FROM counters WHERE space = ?", (space,)
+            ).get
+            first = unseal_counter(space, body)
+            connection.execute(
+                "UPDATE counters SET body = ? WHERE space = ?",
+                (seal_counter(space, first + count), space),
+            )
+            connection.execute("COMMIT")
             return first
 
-    def _roll_back(self, connection: apsw.Connection) -> None:
+    def _undo(self) -> None:
+        """Roll back what an exception left open."""
+        connection = self._writer
+        if connection is None:
+            return
         try:
             self._cursor.close(force=True)  # it may hold on to the error
             self._cursor = connection.cursor()
@@ -204,100 +284,6 @@ class SqliteBackend(Backend):
                 connection.close()
 
 
-_SWAP = "BEGIN IMMEDIATE; UPDATE heads SET body = ? WHERE session = ? AND body = ?"
-_CREATE = """BEGIN IMMEDIATE; INSERT INTO sessions VALUES (?, ?, ?);
-INSERT INTO names VALUES (?, ?); INSERT INTO heads VALUES (?, ?)"""
-_ITEM = "INSERT INTO items VALUES (?, ?); "
-_PACKED = "DELETE FROM items WHERE pos >= ? AND pos < ?; "
-_SHARE = "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)"
-_REWRITE = "INSERT OR REPLACE INTO blobs (digest, body) VALUES (?, ?)"
-_CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
-# The most frequent change in one call. Each statement goes on only if the one before changed a row.
-_APPEND = f"""{_SWAP}; INSERT INTO items SELECT ?, ? WHERE changes();
-INSERT INTO checkpoints SELECT ?, ?, ? WHERE changes(); COMMIT"""
-
-
-def _write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
-    """One transaction. Several statements go in one call: a call costs as much as a statement."""
-    execute = cursor.execute
-    session, rows = change.session, change.rows
-    if change.plain and len(rows) == 1 and not rows[0][2] and change.checkpoint:
-        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
-        _finish(
-            execute,
-            _APPEND,
-            (change.head, session, change.expect, stream << STREAM_BITS | first, row,
-             session << SEQ_BITS | seq, id, body),
-        )  # fmt: skip
-        if not connection.changes():
-            raise Moved
-        return
-    if change.create is None:
-        execute(_SWAP, (change.head, session, change.expect))
-        if connection.changes() != 1:
-            raise Moved
-    else:
-        try:
-            name = change.create[0]
-            execute(
-                _CREATE,
-                (session, *change.create, name_hash(name), session, session, change.head),
-            )
-        except apsw.ConstraintError:
-            raise SessionExists("a session of this name exists already") from None
-    if not change.plain:
-        _write_annotations(execute, change)
-    for digest, body, rewrite in change.blobs:
-        execute(_REWRITE if rewrite else _SHARE, (digest, body))
-    sql = ""
-    values: list[Any] = []
-    for stream, first, replaces, body in rows:
-        pos = stream << STREAM_BITS | first
-        if len(values) >= _MAX_BINDINGS:
-            _finish(execute, sql, values)
-            sql, values = "", []
-        if replaces:
-            sql += _PACKED
-            values += (pos, pos + replaces)
-        sql += _ITEM
-        values += (pos, body)
-    if change.checkpoint is not None:
-        seq, id, body = change.checkpoint
-        sql += _CHECKPOINT
-        values += (session << SEQ_BITS | seq, id, body)
-    _finish(execute, sql + "COMMIT", values)
-
-
-def _finish(execute: Any, sql: str, bindings: Any) -> None:
-    try:
-        execute(sql, bindings)
-    except apsw.ConstraintError as e:
-        raise Corrupt("a row that is about to be written exists already") from e
-
-
-def _write_annotations(execute: Any, change: Change) -> None:
-    session = change.session
-    if change.key is not None and change.checkpoint is not None:
-        row = (session, change.key, change.checkpoint[0])
-        try:
-            execute("INSERT INTO keys VALUES (?, ?, ?)", row)
-        except apsw.ConstraintError:
-            raise KeyTaken("the key names another checkpoint of this session") from None
-    for seq, kind, value in change.unmarks:
-        execute(
-            "DELETE FROM marks WHERE pos = ? AND kind = ? AND value = ?",
-            (position(session, seq), kind, value),
-        )
-    for seq, kind, value, body in change.marks:
-        execute(
-            "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?)",
-            (position(session, seq), kind, value, body),
-        )
-    if change.operation is not None:
-        number, body = change.operation
-        execute("INSERT INTO operations VALUES (?, ?)", (position(session, number), body))
-
-
 # -- fork safety ---------------------------------------------------------------------------------
 # A SQLite connection must not cross fork(): the child would inherit its idea of which locks it
 # holds, without the locks. So all are closed before a fork, and reopened on the next use.
@@ -308,17 +294,32 @@ _forking: list[SqliteBackend] = []
 
 def _before_fork() -> None:
     for backend in list(_open_backends):
+        backend._checkpointer.lock.acquire()
+        backend._group.lock.acquire()
         backend._lock.acquire()
         _forking.append(backend)
         backend._release()
 
 
-def _after_fork() -> None:
+def _after_fork_in_parent() -> None:
     while _forking:
-        _forking.pop()._lock.release()
+        backend = _forking.pop()
+        backend._lock.release()
+        backend._group.release()
+        backend._checkpointer.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        backend = _forking.pop()
+        backend._lock.release()
+        backend._group.reset()
+        backend._checkpointer.reset()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
     )

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import apsw
 
 from holdfast.codec.records import SPACES, seal_counter
-from holdfast.errors import Corrupt, StoreNotFound, Unavailable, UnsupportedFormat
+from holdfast.errors import (
+    Corrupt,
+    HoldfastError,
+    InvalidRequest,
+    StoreNotFound,
+    Unavailable,
+    UnsupportedFormat,
+)
 
 if sys.platform == "darwin":
     import fcntl
@@ -33,20 +40,28 @@ FORMAT = 1
 # the index of `sessions` miss does not exist, one that only one of them misses is damage.
 _TABLES = {
     "counters": "(space TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
-    "sessions": "(num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "sessions": "(num INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, origin INTEGER, "
+    "body BLOB NOT NULL)",
     "names": "(hash INTEGER PRIMARY KEY, num INTEGER NOT NULL)",
     "heads": "(session INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "checkpoints": "(pos INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
     "keys": "(session INTEGER, key BLOB, seq INTEGER NOT NULL, PRIMARY KEY (session, key)) "
     "WITHOUT ROWID",
     "items": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "blobs": "(num INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL)",
+    "blobs": "(num INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, uses INTEGER NOT NULL, "
+    "body BLOB NOT NULL)",
     "marks": "(pos INTEGER, kind INTEGER, value BLOB, body BLOB NOT NULL, "
     "PRIMARY KEY (pos, kind, value)) WITHOUT ROWID",
     "operations": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "tombs": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "gaps": "(pos INTEGER PRIMARY KEY, ancestor INTEGER, body BLOB NOT NULL)",
+    "facets": "(kind INTEGER, value BLOB, id BLOB, PRIMARY KEY (kind, value, id)) WITHOUT ROWID",
 }
 SCHEMA = {name: f"CREATE TABLE {name} {columns}" for name, columns in _TABLES.items()} | {
-    "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)"
+    "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)",
+    "forks": "CREATE INDEX forks ON sessions (origin) WHERE origin IS NOT NULL",
+    "gaps_by_ancestor": "CREATE INDEX gaps_by_ancestor ON gaps (ancestor) "
+    "WHERE ancestor IS NOT NULL",
 }
 
 # From which format version to the next: statements, run in one transaction when a store is opened.
@@ -148,11 +163,7 @@ def create(path: Path, *, durability: str) -> None:
             raise
         raise Unavailable(f"cannot create the store {path}: {e}") from e
     finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            try:
-                Path(f"{draft}{suffix}").unlink(missing_ok=True)
-            except OSError as e:
-                _log.warning("could not remove %s%s: %s", draft, suffix, e)
+        _discard(draft)
 
 
 def _write_schema(draft: Path, *, durability: str) -> None:
@@ -178,6 +189,46 @@ def _write_schema(draft: Path, *, durability: str) -> None:
     wal = Path(f"{draft}-wal")
     if wal.exists() and wal.stat().st_size:
         raise Unavailable(f"cannot finish creating {draft}: its log was not written back")
+
+
+def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
+    """A copy of the store at `path`, as of one moment; complete and durable when it appears."""
+    if path.exists():
+        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    if not path.parent.is_dir():
+        raise Unavailable(f"the folder {path.parent} does not exist")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        source = open_()
+        try:
+            source.execute("VACUUM INTO ?", (str(draft),))
+        finally:
+            source.close()
+        connection = connect(draft, durability="full", read_only=False, timeout=0)
+        try:
+            connection.pragma("journal_mode", "wal")
+            check_schema(connection, draft)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            connection.close()
+        sync(draft)
+        os.link(draft, path)
+        sync(path.parent)
+    except OSError as e:
+        if isinstance(e, HoldfastError):
+            raise
+        raise Unavailable(f"cannot write the backup {path}: {e}") from e
+    finally:
+        _discard(draft)
+
+
+def _discard(draft: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        try:
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+        except OSError as e:
+            _log.warning("could not remove %s%s: %s", draft, suffix, e)
 
 
 def check_schema(connection: apsw.Connection, path: Path) -> int:

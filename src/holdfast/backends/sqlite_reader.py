@@ -33,6 +33,9 @@ def _check_order(keys: list[Any]) -> None:
     raise Corrupt("a table is damaged: its keys are out of order")
 
 
+_COUNTED = ("items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps")
+
+
 class SqliteReader(Reader):
     """Everything bound as parameters; the constants in the text are our own."""
 
@@ -157,6 +160,101 @@ class SqliteReader(Reader):
             position(session, low),
             position(session, high),
         )
+
+    def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        return self._all(
+            "SELECT pos & 0xffffffff, body FROM tombs WHERE pos BETWEEN ? AND ? ORDER BY pos",
+            position(session, low),
+            position(session, high),
+        )
+
+    def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
+        rows = self._all(
+            "SELECT pos, body FROM tombs WHERE pos > ? ORDER BY pos LIMIT ?", after, limit
+        )
+        _check_order([after, *[pos for pos, _ in rows]])
+        return rows
+
+    def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        return self._all(
+            "SELECT pos & 0xffffffff, body FROM gaps WHERE pos BETWEEN ? AND ? ORDER BY pos",
+            position(session, low),
+            position(session, high),
+        )
+
+    def gaps_below(self, session: int) -> list[tuple[int, int]]:
+        rows = self._all(
+            "SELECT pos >> 32, pos & 0xffffffff FROM gaps WHERE ancestor BETWEEN ? AND ? "
+            "ORDER BY pos",
+            position(session, 0),
+            position(session, MAX_SEQ),
+        )
+        for row in rows:
+            if (*map(type, row),) != (int, int):
+                raise Corrupt("the index of gaps is damaged")
+        return rows
+
+    def forks(self, session: int, low: int, high: int) -> list[tuple[int, int]]:
+        rows = self._all(
+            "SELECT origin & 0xffffffff, num FROM sessions WHERE origin BETWEEN ? AND ? "
+            "ORDER BY origin, num",
+            position(session, low),
+            position(session, high),
+        )
+        for row in rows:
+            if (*map(type, row),) != (int, int):
+                raise Corrupt("the index of forks is damaged")
+        return rows
+
+    def find_facets(
+        self, kind: int, value: bytes, low: bytes, high: bytes, limit: int
+    ) -> list[bytes]:
+        rows = self._all(
+            "SELECT id FROM facets WHERE kind = ? AND value = ? AND id >= ? AND id < ? "
+            "ORDER BY id DESC LIMIT ?",
+            kind,
+            value,
+            low,
+            high,
+            limit,
+        )
+        ids = [id for (id,) in rows]
+        _check_order([*ids[::-1], high])
+        return ids
+
+    def newest_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        rows = self._all(
+            "SELECT pos >> 32, pos & 0xffffffff, id FROM checkpoints WHERE id >= ? AND id < ? "
+            "ORDER BY id DESC LIMIT ?",
+            low,
+            high,
+            limit,
+        )
+        _check_order([*[id for _, _, id in rows[::-1]], high])
+        return rows
+
+    def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
+        rows = self._all(
+            "SELECT pos, length(body), substr(body, 1, 9) FROM items WHERE pos > ? "
+            "ORDER BY pos LIMIT ?",
+            after,
+            limit,
+        )
+        _check_order([after, *[pos for pos, _, _ in rows]])
+        return rows
+
+    def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
+        rows = self._all(
+            "SELECT num, digest, length(body), uses FROM blobs WHERE num > ? ORDER BY num LIMIT ?",
+            after,
+            limit,
+        )
+        _check_order([after, *[num for num, _, _, _ in rows]])
+        return rows
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        count = "SELECT count(*), ifnull(sum(length(body)), 0) FROM "
+        return {table: self._all(count + table)[0] for table in _COUNTED}
 
     def check(self) -> Iterator[str]:
         for (line,) in self._all("PRAGMA integrity_check"):

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 SEQ_BITS = 32
 MAX_SEQ = (1 << SEQ_BITS) - 1
 OPERATIONS = ("save", "append", "patch", "fork")
-LABEL, TAG = 0, 1
+# What people search by. Labels and tags are marks; all are entries of the index for searches, for
+# an agent by session, for the others by checkpoint.
+LABEL, TAG, TRIGGER, STATUS, AGENT = range(5)
 
 # Short names on disk for the optional fields of a record.
 FIELDS = {
@@ -72,6 +74,21 @@ def metadata(
         return ormsgpack.packb(fields)
     fields.append({FIELDS[k]: v for k, v in extra.items()})  # type: ignore[arg-type]
     return values.encode_exact(fields)
+
+
+def facets(
+    id: bytes, extra: dict[str, Any], label: str | None = None, tags: tuple[str, ...] = ()
+) -> list[tuple[int, bytes, bytes]]:
+    """A checkpoint's entries in the index for searches."""
+    found = [(TAG, tag) for tag in tags]
+    for kind, value in (
+        (LABEL, label),
+        (TRIGGER, extra.get("trigger")),
+        (STATUS, extra.get("status")),
+    ):
+        if value is not None:
+            found.append((kind, value))
+    return [(kind, encode_name(value), id) for kind, value in found]
 
 
 def hash_prefix(name: bytes) -> bytes:
@@ -198,17 +215,109 @@ def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
     raise Corrupt(f"{what} does not decode")
 
 
-def seal_session(num: int, name: bytes, created_us: int, agent: str | None) -> bytes:
-    payload = values.encode([created_us, agent])
+class Info(NamedTuple):
+    """What a session's row holds besides its name."""
+
+    created_us: int
+    agent: str | None
+    origin: int | None
+    """The position of the checkpoint that it was forked from."""
+
+
+def seal_session(num: int, name: bytes, info: Info) -> bytes:
+    payload = values.encode([*info])
     return rows.seal(rows.SESSION, num ^ xxh3_64_intdigest(name), payload, level=rows.PLAIN)
 
 
-def unseal_session(num: int, name: bytes, body: bytes) -> tuple[int, str | None]:
+def unseal_session(num: int, name: bytes, body: bytes) -> Info:
     _, payload = rows.unseal(rows.SESSION, num ^ xxh3_64_intdigest(name), body, "a session")
-    created_us, agent = _unpack(payload, 2, "a session")
-    if type(created_us) is not int or type(agent) not in (str, type(None)):
+    info = Info(*_unpack(payload, 3, "a session"))
+    if (
+        type(info.created_us) is not int
+        or type(info.agent) not in (str, type(None))
+        or type(info.origin) not in _MAYBE_INT
+    ):
         raise Corrupt("a session does not decode")
-    return created_us, agent
+    return info
+
+
+# The name of a deleted session begins with a byte that no encoded name contains; so the name is
+# free again, and is found when the deletion is undone.
+_DELETED = b"\xff"
+
+
+def deleted_name(num: int, name: bytes) -> bytes:
+    return _DELETED + num.to_bytes(8, "big") + name
+
+
+def former_name(num: int, name: bytes) -> bytes | None:
+    """The name that a deleted session had; None for one that is not deleted."""
+    return name[9:] if name.startswith(deleted_name(num, b"")) else None
+
+
+class Tomb(NamedTuple):
+    """A checkpoint that was deleted: hidden until gc frees it, or until this is undone."""
+
+    operation: int
+    created_us: int
+    held: bool
+    """Not to be freed for a day: it was chosen by its age, and a clock may be wrong."""
+    boot: str
+    """The boot of the machine, and how long it had been up, in seconds: a clock nobody sets."""
+    uptime: int
+
+
+def seal_tomb(session: int, seq: int, tomb: Tomb) -> bytes:
+    payload = ormsgpack.packb([*tomb])
+    return rows.seal(rows.TOMB, position(session, seq), payload, level=rows.PLAIN)
+
+
+def unseal_tomb(session: int, seq: int, body: bytes) -> Tomb:
+    what = f"the tombstone of checkpoint {seq}"
+    _, payload = rows.unseal(rows.TOMB, position(session, seq), body, what)
+    tomb = Tomb(*_unpack(payload, 5, what))
+    if (*map(type, tomb),) != (int, int, bool, str, int):
+        raise Corrupt(f"{what} does not decode")
+    return tomb
+
+
+class Gap(NamedTuple):
+    """Before a checkpoint whose parent gc has freed: what is known of those that are gone."""
+
+    ancestor: int | None
+    """The position of the nearest ancestor that was left then."""
+    freed: int
+    """How many there were between."""
+    parent_hash: bytes
+    """The hash of the parent's record, on which this one's is built."""
+
+
+def seal_gap(session: int, seq: int, gap: Gap) -> bytes:
+    return rows.seal(rows.GAP, position(session, seq), ormsgpack.packb([*gap]), level=rows.PLAIN)
+
+
+def unseal_gap(session: int, seq: int, body: bytes) -> Gap:
+    what = f"the gap before checkpoint {seq}"
+    _, payload = rows.unseal(rows.GAP, position(session, seq), body, what)
+    gap = Gap(*_unpack(payload, 3, what))
+    if type(gap.ancestor) not in _MAYBE_INT or (*map(type, gap[1:]),) != (int, bytes):
+        raise Corrupt(f"{what} does not decode")
+    return gap
+
+
+def seal_freed(session: int, runs: list[tuple[int, int]]) -> bytes:
+    """Which checkpoints of a session gc has freed: runs [low, high), in order."""
+    flat = [n for low, high in runs for n in (low, high - low)]
+    return rows.seal(rows.GAP, position(session, 0), ormsgpack.packb(flat))
+
+
+def unseal_freed(session: int, body: bytes) -> list[tuple[int, int]]:
+    what = "the list of freed checkpoints"
+    _, payload = rows.unseal(rows.GAP, position(session, 0), body, what)
+    flat = values.decode(payload)
+    if type(flat) is not list or {*map(type, flat)} - {int} or len(flat) % 2:
+        raise Corrupt(f"{what} does not decode")
+    return [(low, low + length) for low, length in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _mark_address(pos: int, kind: int, value: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from holdfast.backends.base import Backend, Change, Moved
+from holdfast.backends.base import Backend, Change, Gone, Moved, Notes, Sweep, Trim
 from holdfast.codec.streams import RowWrite
 from holdfast.errors import (
     InvalidRequest,
@@ -77,15 +77,13 @@ class BackendContract:
     def test_a_refused_commit_leaves_nothing(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)
         change = Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2"))
-        change.key = b"k"
+        change.notes = Notes(key=b"k")
         backend.commit(change)
         stream = backend.reserve("stream", 1)
         bad = Change(number, b"h2", b"h3", None, (3, bytes(14) + b"\x03", b"c3"))
-        bad.key = b"k"
         bad.rows = [RowWrite(stream, 0, 0, b"item")]
         bad.blobs = [(bytes(32), b"blob", False)]
-        bad.marks = [(3, 1, b"tag", b"m")]
-        bad.operation = (1, b"op")
+        bad.notes = Notes(key=b"k", marks=[(3, 1, b"tag", b"m")], operation=(1, b"op"))
         with raises(KeyTaken):
             backend.commit(bad)
         with backend.reader() as reader:
@@ -161,16 +159,158 @@ class BackendContract:
     def test_marks(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)
         marks = [(1, 0, b"first", b"m1"), (1, 1, b"t", b"m2"), (1, 1, b"u", b"m3")]
-        backend.commit(Change(number, b"h1", b"h2", marks=marks))
-        change = Change(number, b"h2", b"h3", marks=[(1, 0, b"second", b"m4")])
-        change.unmarks = [(1, 0, b"first")]
-        backend.commit(change)
+        backend.commit(Change(number, b"h1", b"h2", notes=Notes(marks=marks)))
+        notes = Notes(marks=[(1, 0, b"second", b"m4")], unmarks=[(1, 0, b"first")])
+        backend.commit(Change(number, b"h2", b"h3", notes=notes))
         with backend.reader() as reader:
             found = [(kind, value) for _, kind, value, _ in reader.marks(number, 1, 1)]
             equal(found, [(0, b"second"), (1, b"t"), (1, b"u")])
             equal(reader.find_marks(number, 1, b"u"), [(1, b"m3")])
             equal(reader.find_marks(number, 0, b"first"), [])
             equal(reader.find_marks(number + 1, 1, b"u"), [])
+        backend.close()
+
+    def test_notes(self, tmp_path: Path) -> None:
+        """Tombstones, gaps, forks, facets and renames."""
+        backend, number = self._begun(tmp_path)
+        fork = backend.reserve("session", 1)
+        change = Change(fork, b"", b"f1", (b"fork", b"row"), (1, bytes(14) + b"\x09", b"c1"))
+        change.notes = Notes(origin=(number, 1), needs=[(number, 1)])
+        backend.commit(change)
+        id = bytes(14) + b"\x01"
+        notes = Notes(tombs=[(1, b"tomb")], facets=[(2, b"x", id), (2, b"y", id)])
+        backend.commit(Change(number, b"h1", b"h2", notes=notes))
+        notes = Notes(rename=(b"new name", b"new row"), unfacets=[(2, b"y", id)])
+        backend.commit(Change(number, b"h2", b"h3", notes=notes))
+        with backend.reader() as reader:
+            equal(reader.forks(number, 1, 9), [(1, fork)])
+            equal(reader.forks(fork, 1, 9), [])
+            equal(reader.tombs(number, 0, 9), [(1, b"tomb")])
+            equal([row for _, row in reader.buried(-1, 9)], [b"tomb"])
+            equal(reader.find_facets(2, b"x", b"", b"\xff" * 16, 9), [id])
+            equal(reader.find_facets(2, b"y", b"", b"\xff" * 16, 9), [])
+            equal(reader.session(b"s"), None)
+            equal(reader.session(b"new name"), (number, b"new row"))
+            equal([i[14] for _, _, i in reader.newest_ids(b"", b"\xff" * 16, 9)], [9, 1])
+        backend.commit(Change(number, b"h3", b"h4", notes=Notes(untombs=[1])))
+        with backend.reader() as reader:
+            equal(reader.tombs(number, 0, 9), [])
+        with raises(SessionExists):
+            notes = Notes(rename=(b"fork", b"row"))
+            backend.commit(Change(number, b"h4", b"h5", notes=notes))
+        backend.close()
+
+    def test_what_a_change_needs_must_be_there(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        for notes in (Notes(needs=[(number, 7)]), Notes(shares=[b"d" * 32])):
+            with raises(Gone):
+                change = Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2"))
+                change.notes = notes
+                backend.commit(change)
+        with backend.reader() as reader:
+            equal(reader.head(number), b"h1")
+            equal(reader.checkpoint(number, 2), None)
+        backend.close()
+
+    def test_sweep(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        change = Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2"))
+        change.notes = Notes(key=b"k", marks=[(2, 1, b"t", b"m")], tombs=[(2, b"tomb")])
+        backend.commit(change)
+        gone = [(2, bytes(14) + b"\x02")]
+        with raises(Moved):
+            backend.sweep(Sweep(number, b"h1", gone))
+        with raises(Moved):
+            backend.sweep(Sweep(number, b"h2", gone, freed=[b"another gc was here"]))
+        sweep = Sweep(number, b"h2", gone, keys=[b"k"], gaps=[(number, 1, (9 << 32) + 4, b"gap")])
+        backend.sweep(sweep)
+        with backend.reader() as reader:
+            equal(reader.checkpoint(number, 2), None)
+            equal(reader.find_ids(gone[0][1], gone[0][1], 1), [])
+            equal(reader.find_key(number, b"k"), None)
+            equal((reader.marks(number, 0, 9), reader.tombs(number, 0, 9)), ([], []))
+            equal(reader.gaps(number, 0, 9), [(1, b"gap")])
+            equal(reader.gaps_below(9), [(number, 1)])
+            equal(reader.gaps_below(number), [])
+        fork = backend.reserve("session", 1)
+        change = Change(fork, b"", b"f1", (b"fork", b"row"))
+        change.notes = Notes(origin=(number, 1))
+        backend.commit(change)
+        with raises(Moved):  # a fork that the sweep does not know of
+            backend.sweep(Sweep(number, b"h2", [(1, bytes(14) + b"\x01")]))
+        backend.sweep(Sweep(number, b"h2", [(1, bytes(14) + b"\x01")], forks=[(1, fork)]))
+        backend.sweep(Sweep(number, b"h2", (), remove=b"s"))
+        with backend.reader() as reader:
+            equal((reader.session(b"s"), reader.head(number)), (None, None))
+        backend.close()
+
+    def test_trim(self, tmp_path: Path) -> None:
+        """Data goes only if it is still what it was."""
+        backend, number = self._begun(tmp_path)
+        stream = backend.reserve("stream", 1)
+        rows = [RowWrite(stream, n, 0, b"row %d" % n) for n in range(3)]
+        blobs = [(bytes([n]) * 32, b"blob", False) for n in range(2)]
+        backend.commit(Change(number, b"h1", b"h2", None, None, rows, blobs))
+        with backend.reader() as reader:
+            found = reader.item_rows(-1, 9)
+            known = [(digest, uses) for _, digest, _, uses in reader.blob_rows(0, 9)]
+        equal([(size, begin) for _, size, begin in found], [(5, b"row %d" % n) for n in range(3)])
+        change = Change(number, b"h2", b"h3", rows=[RowWrite(stream, 1, 1, b"changed")])
+        change.notes = Notes(shares=[bytes([1]) * 32])
+        backend.commit(change)
+        items = [
+            (pos, begin, [(pos, b"less")] if n == 2 else [])
+            for n, (pos, _, begin) in enumerate(found)
+        ]
+        equal(backend.trim(Trim(items, known)), 3)
+        with backend.reader() as reader:
+            equal(reader.items(stream, 0, 3), [(1, b"changed"), (2, b"less")])
+            equal([reader.blob(bytes([n]) * 32) for n in range(2)], [None, b"blob"])
+        backend.compact()
+        backend.close()
+
+    def test_version(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        before = backend.version()
+        equal(backend.version(), before)
+        backend.commit(Change(number, b"h1", b"h2"))
+        expect(backend.version() != before, "a commit changes nothing")
+        backend.close()
+
+    def test_many_threads_commit_together(self, tmp_path: Path) -> None:
+        """One member's conflict fails neither the others nor itself halfway."""
+        backend = self.make_backend(tmp_path)
+        numbers = [backend.reserve("session", 1) for _ in range(12)]
+        for n in numbers:
+            backend.commit(Change(n, b"", b"0", (b"s%d" % n, b"row")))
+        moved: list[int] = []
+
+        def work(n: int) -> None:
+            for i in range(15):
+                wrong = i % 5 == 4
+                id = n.to_bytes(14, "big") + bytes((i,))
+                expected = b"wrong" if wrong else b"%d" % (i - i // 5)
+                change = Change(n, expected, b"%d" % (i - i // 5 + 1), None, (i + 1, id, b"c"))
+                change.rows = [RowWrite(n, i, 0, b"item")]
+                try:
+                    backend.commit(change)
+                except Moved:
+                    moved.append(i)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in numbers]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        equal(sorted(moved), sorted([4, 9, 14] * 12))
+        with backend.reader() as reader:
+            for n in numbers:
+                equal(reader.head(n), b"12")
+                equal(
+                    [s for s, _, _ in reader.checkpoints(n, 0, 99, 99)],
+                    [i + 1 for i in range(15) if i % 5 != 4],
+                )
+                equal([i for i, _ in reader.items(n, 0, 99)], [i for i in range(15) if i % 5 != 4])
         backend.close()
 
     def test_numbers_are_never_given_twice(self, tmp_path: Path) -> None:

@@ -1,0 +1,478 @@
+"""The same API for asyncio: `async with holdfast.aopen("agent.db") as store:`.
+
+This is the sync core behind threads of its own, at most `workers` of them for each store. The loop
+never waits for the disk, and a store may serve several loops in several threads at once. What goes
+beyond Store and Session:
+
+- The calls of one handle that write, or move its expected head, run one after the other in the
+  order in which they were made. However many wait, they take one worker.
+- A call that is cancelled before a worker began it never runs. One that runs is finished first;
+  only then is CancelledError raised, with the call's own error, if it failed, as its cause. Either
+  way the handle expects the head that the session has, and the next save works. So a timeout does
+  not cut a commit short, and waits for it.
+- A state is encoded in a worker: do not change it while its save is awaited.
+- Context variables are visible in workers. What is called back (`progress` of gc) runs in one.
+- Iterators fetch a page at a time, when it is needed. What reads before it returns is awaited, so
+  also `session = await store.session(…)` and `async for event in await session.watch()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
+
+from holdfast.errors import InvalidRequest
+from holdfast.session import Session
+from holdfast.store import Store
+from holdfast.store import open as open_store
+from holdfast.watching import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+
+    from holdfast.model import Checkpoint
+    from holdfast.retention import Retention
+    from holdfast.session import Revision
+    from holdfast.watching import Event
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_PAGE = 64
+import os as _os
+_MANY, _PAUSE = 8, float(_os.environ.get("PAUSE", "0.001"))
+
+
+def aopen(
+    url: str | os.PathLike[str],
+    *,
+    create: bool | None = None,
+    read_only: bool = False,
+    durability: Literal["full", "normal"] = "full",
+    cache_bytes: int = 64 << 20,
+    timeout: float = 30.0,
+    retention: Retention | None = None,
+    workers: int = 16,
+) -> Opening:
+    """Open a store for asyncio: `async with aopen(…) as store`, or `store = await aopen(…)`.
+
+    The options are those of open(). At most `workers` calls run at once; others wait their turn.
+    """
+    if type(workers) is not int or workers < 1:
+        raise InvalidRequest(f"workers must be a number from 1 on, not {workers!r}")
+    make = functools.partial(
+        open_store, url, create=create, read_only=read_only, durability=durability,
+        cache_bytes=cache_bytes, timeout=timeout, retention=retention,
+    )  # fmt: skip
+    return Opening(make, workers)
+
+
+class Opening:
+    """A store that opens when this is awaited or entered."""
+
+    def __init__(self, make: Callable[[], Store], workers: int) -> None:
+        self._make, self._count = make, workers
+        self._entered: list[AsyncStore] = []
+
+    def __await__(self) -> Generator[Any, None, AsyncStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._entered.append(await self._open())
+        return self._entered[-1]
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._entered.pop().close()
+
+    async def _open(self) -> AsyncStore:
+        opened: list[Store] = []
+        workers = _Workers(self._count)
+        try:
+            await workers.call(lambda: opened.append(self._make()))
+        except BaseException:
+            await workers.close(*(store.close for store in opened))  # opened, but too late
+            raise
+        return AsyncStore(opened[0], workers)
+
+
+# -- calls in threads ----------------------------------------------------------------------------
+
+
+class _Call(Generic[T]):
+    """A call that a worker runs, and the wait for it on a loop."""
+
+    _result: T
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self._run, self._box = run, _mailbox()
+        self._begun = threading.Lock()
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._done = False
+
+    def claim(self) -> bool:
+        """True for the first who asks: the worker that runs it, or the waiter who gives it up."""
+        return self._begun.acquire(blocking=False)
+
+    def carry_out(self) -> None:
+        """In a worker."""
+        try:
+            self._result = self._run()
+        except BaseException as e:  # noqa: BLE001 - the one who waits gets it
+            self._error = e
+        self._box.post(self)
+
+    def arrive(self) -> None:
+        """On the loop, when it is done."""
+        self._done = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def outcome(self) -> T:
+        """What it returns or raises. If this is cancelled, it never begins, or comes to its end."""
+        cancelled = None
+        self._box.waiting += 1
+        try:
+            while not self._done:
+                self._waiter = self._box.loop.create_future()
+                try:
+                    await self._waiter
+                except asyncio.CancelledError as e:
+                    if self.claim():
+                        raise
+                    cancelled = cancelled or e  # wait on, also if cancelled again
+            if cancelled is not None:
+                raise cancelled from self._error
+            if self._error is not None:
+                raise self._error
+            return self._result
+        finally:
+            self._box.waiting -= 1
+            self._error = cancelled = None  # their tracebacks hold this frame
+
+
+class _Mailbox:
+    """Brings finished calls to their loop, many at a time: waking it up is what costs most."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: deque[_Call[Any]] = deque()
+        self._rung = False
+        self.waiting = 0
+
+    def post(self, call: _Call[Any]) -> None:
+        """In a worker."""
+        self._calls.append(call)
+        if not self._rung:
+            self._rung = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        if self._calls and self.waiting > _MANY:
+            self.loop.call_later(_PAUSE, self._empty)
+        else:
+            self._rung = False  # first: what comes from now on rings again
+        for _ in range(len(self._calls)):
+            self._calls.popleft().arrive()
+
+
+_local = threading.local()
+
+
+def _mailbox() -> _Mailbox:
+    """That of the running loop."""
+    loop = asyncio.get_running_loop()
+    box: _Mailbox | None = getattr(_local, "box", None)
+    if box is None or box.loop is not loop:
+        box = _local.box = _Mailbox(loop)
+    return box
+
+
+class _Lane:
+    """Calls that run one after the other, in the order in which they were made."""
+
+    def __init__(self, workers: _Workers) -> None:
+        self._workers = workers
+        self.calls: deque[_Call[Any]] = deque()
+        self.pool: ThreadPoolExecutor | None = None
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = _Call[T](functools.partial(copy_context().run, function, *args, **kwargs))
+        self._workers.submit(call, self)
+        return await call.outcome()
+
+
+class _Workers:
+    """The threads of a store, for all loops that use it."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.reset()
+        _all_workers.add(self)
+
+    def reset(self) -> None:
+        """Begin anew; also in a forked child, where the threads are gone."""
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="holdfast")
+        self._ready: deque[_Lane] = deque()
+        self._active = 0
+        self._closing = False
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await _Lane(self).call(function, *args, **kwargs)
+
+    def submit(self, call: _Call[Any], lane: _Lane) -> None:
+        with self._lock:
+            if self._closing:
+                raise InvalidRequest("the store is closed", hint="open it again")
+            if lane.pool is not self._pool:  # its first call; what a fork left in it never runs
+                lane.pool, lane.calls = self._pool, deque()
+            lane.calls.append(call)
+            if len(lane.calls) > 1:
+                return
+            self._ready.append(lane)
+            if self._active < self._count:
+                self._active += 1
+                self._pool.submit(self._work)
+
+    def _work(self) -> None:
+        """In a worker: a call of each lane in turn, until there is none."""
+        done: _Lane | None = None
+        while True:
+            with self._lock:
+                if done is not None:
+                    done.calls.popleft()
+                    if done.calls:
+                        self._ready.append(done)
+                if not self._ready:
+                    self._active -= 1
+                    return
+                done = self._ready.popleft()
+            call = done.calls[0]
+            if call.claim():
+                call.carry_out()
+            del call
+
+    async def close(self, *then: Callable[[], None]) -> None:
+        """Refuse new calls, wait for those that were made, and do the rest."""
+
+        def finish() -> None:
+            self._pool.shutdown()
+            for step in then:
+                step()
+
+        with self._lock:
+            self._closing = True
+        call = _Call(finish)
+        call.claim()
+        # In a thread beside the pool, because it waits for those of the pool.
+        threading.Thread(target=call.carry_out).start()
+        await call.outcome()
+
+
+_all_workers: weakref.WeakSet[_Workers] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for workers in list(_all_workers):
+        workers.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# -- what users hold in their hands --------------------------------------------------------------
+
+
+class _Mirror(Generic[S]):
+    """Stands for `sync`, an object of the sync API, which code that may block is free to use.
+
+    Its methods are called by name, because it may be a subclass.
+    """
+
+    def __init__(self, sync: S, workers: _Workers) -> None:
+        self.sync, self._workers = sync, workers
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.sync)[1:]}"
+
+
+def _awaited(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[_Mirror[S], P], Coroutine[Any, Any, T]]:
+    """The same method, run by a worker."""
+
+    @functools.wraps(method)
+    async def call(self: _Mirror[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        same: Callable[P, T] = getattr(self.sync, method.__name__)
+        return await self._workers.call(same, *args, **kwargs)
+
+    return call
+
+
+def _in_turn(
+    method: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, T]]:
+    """The same method, run by a worker after those that were called before it."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        same: Callable[P, T] = getattr(self.sync, method.__name__)
+        return await self._lane.call(same, *args, **kwargs)
+
+    return call
+
+
+def _paged(
+    method: Callable[Concatenate[S, P], Iterator[T]],
+) -> Callable[Concatenate[_Mirror[S], P], AsyncIterator[T]]:
+    """The same iterator, a page at a time."""
+
+    async def pages(workers: _Workers, source: Iterator[T]) -> AsyncIterator[T]:
+        while page := await workers.call(lambda: list(islice(source, _PAGE))):
+            for item in page:
+                yield item
+
+    @functools.wraps(method)
+    def call(self: _Mirror[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        same: Callable[P, Iterator[T]] = getattr(self.sync, method.__name__)
+        return pages(self._workers, same(*args, **kwargs))
+
+    return call
+
+
+async def _follow(
+    workers: _Workers, watcher: Watcher, interval: float, patience: float | None
+) -> AsyncIterator[Event]:
+    """As Watcher.follow(), but no worker sleeps."""
+    heard = time.monotonic()
+    while True:
+        try:
+            news = await workers.call(watcher.poll)
+        except InvalidRequest:
+            return  # closed
+        for event in news:
+            yield event
+        if news:
+            heard = time.monotonic()
+        elif patience is not None and time.monotonic() - heard >= patience:
+            return
+        else:
+            await asyncio.sleep(interval)
+
+
+class AsyncStore(_Mirror[Store]):
+    """A Store whose methods are awaited. Made by aopen(); closes at the end of `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Idempotent. Calls made before are finished; later ones raise InvalidRequest."""
+        await self._workers.close(self.sync.close)
+
+    async def session(self, name: str, *, agent: str | None = None) -> AsyncSession:
+        """A handle on the session of this name. Nothing is written until the first save."""
+        session = await self._workers.call(self.sync.session, name, agent=agent)
+        return AsyncSession(session, self._workers)
+
+    async def watch(
+        self, *, interval: float = 0.1, patience: float | None = None
+    ) -> AsyncIterator[Event]:
+        """session.watch() for all sessions, those to come included."""
+        watcher = await self._workers.call(Watcher, self.sync.backend)
+        return _follow(self._workers, watcher, interval, patience)
+
+    get = _awaited(Store.get)
+    sessions = _paged(Store.sessions)
+    find = _paged(Store.find)
+    verify = _awaited(Store.verify)
+    gc = _awaited(Store.gc)
+    prune = _awaited(Store.prune)
+    repair = _awaited(Store.repair)
+    stats = _awaited(Store.stats)
+    backup = _awaited(Store.backup)
+
+
+class AsyncSession(_Mirror[Session]):
+    """A Session whose methods are awaited, and its properties head and step with them."""
+
+    def __init__(self, session: Session, workers: _Workers) -> None:
+        super().__init__(session, workers)
+        self._lane = _Lane(workers)
+
+    @property
+    def name(self) -> str:
+        return self.sync.name
+
+    @property
+    def agent(self) -> str | None:
+        return self.sync.agent
+
+    save = _in_turn(Session.save)
+    append = _in_turn(Session.append)
+    patch = _in_turn(Session.patch)
+    rewind = _in_turn(Session.rewind)
+    tag = _in_turn(Session.tag)
+    label = _in_turn(Session.label)
+    delete = _in_turn(Session.delete)
+    prune = _in_turn(Session.prune)
+    carry_out = _in_turn(Session.carry_out)
+    undo = _in_turn(Session.undo)
+    redo = _in_turn(Session.redo)
+    refresh = _in_turn(Session.refresh)
+    load = _in_turn(Session.load)
+
+    async def fork(self, name: str, at: Revision | None = None) -> AsyncSession:
+        """A new session that begins with this one's state at `at` (the head). No data is copied."""
+        other = await self._lane.call(self.sync.fork, name, at)
+        return AsyncSession(other, self._workers)
+
+    async def head(self) -> Checkpoint | None:
+        """The newest checkpoint of the line the session is on, as it is in the store now."""
+        return await self._workers.call(lambda: self.sync.head)
+
+    async def step(self) -> int:
+        """The head's step; 0 before the first save."""
+        return await self._workers.call(lambda: self.sync.step)
+
+    async def count(self) -> int:
+        """How many checkpoints the session has, on all branches: len() of a Session."""
+        return await self._workers.call(len, self.sync)
+
+    async def watch(
+        self, *, interval: float = 0.1, patience: float | None = None
+    ) -> AsyncIterator[Event]:
+        """Checkpoints and operations as they land, from the moment this returns an iterator.
+
+        `async for event in await session.watch()`. Ends after `patience` seconds without any, and
+        when the store is closed.
+        """
+        backend = self.sync._store.backend
+        watcher = await self._workers.call(Watcher, backend, self.name)
+        return _follow(self._workers, watcher, interval, patience)
+
+    exists = _awaited(Session.exists)
+    get = _awaited(Session.get)
+    history = _paged(Session.history)
+    tree = _paged(Session.tree)
+    ops = _awaited(Session.ops)
+    diff = _awaited(Session.diff)
+    blame = _awaited(Session.blame)
+    verify = _awaited(Session.verify)

@@ -1,0 +1,72 @@
+"""Writing the log back into the main file, in a thread of its own: no save waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import apsw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("holdfast")
+
+_PAGES = 1_000
+"""From so many pages in the log on, it is written back;"""
+_TOO_MANY = 16_000
+"""and from so many on by the writer itself, should the thread not keep up."""
+
+
+class Checkpointer:
+    """Started when it is first needed."""
+
+    def __init__(self, connect: Callable[[], apsw.Connection]) -> None:
+        self._connect = connect
+        self.reset()
+
+    def reset(self) -> None:
+        """Also in a forked child, where the thread is not."""
+        self.lock = threading.Lock()
+        """Held while it works, and by whoever must not be disturbed."""
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def after_commit(self, connection: apsw.Connection, _: str, pages: int) -> int:
+        """SQLite calls this after every commit."""
+        if pages >= _TOO_MANY:
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif pages >= _PAGES and not self._wanted.is_set():
+            if self._thread is None:
+                name = "holdfast checkpointer"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._wanted.set()
+        return apsw.SQLITE_OK
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            with self.lock:
+                if self._stopped:
+                    return
+                try:
+                    connection = self._connect()
+                    try:
+                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    finally:
+                        connection.close()
+                except apsw.BusyError:
+                    continue  # somebody else is at it
+                except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
+                    _log.warning("the log could not be written back: %s", e)
+
+    def stop(self) -> None:
+        """Wait for what it does, and end it."""
+        self._stopped = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

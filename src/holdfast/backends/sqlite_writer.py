@@ -1,0 +1,267 @@
+"""Writing to SQLite: the statements of a commit and of gc.
+
+Each function expects an open connection, and leaves with its transaction committed or with an
+exception; the caller rolls back. Everything is bound as a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from holdfast.backends.base import Gone, Moved
+from holdfast.backends.sqlite_reader import name_hash
+from holdfast.codec.records import SEQ_BITS, position
+from holdfast.codec.streams import STREAM_BITS
+from holdfast.errors import Corrupt, KeyTaken, SessionExists
+
+if TYPE_CHECKING:
+    from holdfast.backends.base import Change, Notes, Sweep, Trim
+
+_MAX_BINDINGS = 8
+
+_BEGIN = "BEGIN IMMEDIATE; "
+_SWAP = "UPDATE heads SET body = ? WHERE session = ? AND body = ?"
+_HEAD = "INSERT OR IGNORE INTO heads VALUES (?, ?)"
+_CREATE = """INSERT INTO sessions VALUES (?, ?, ?, ?);
+INSERT INTO names VALUES (?, ?); INSERT INTO heads VALUES (?, ?)"""
+_ITEM = "INSERT INTO items VALUES (?, ?); "
+_PACKED = "DELETE FROM items WHERE pos >= ? AND pos < ?; "
+# A blob that goes and comes back must not look to gc like the one that was there before.
+_SHARE = """INSERT INTO blobs (digest, uses, body) VALUES (?, random() & 0xffffffff, ?)
+ON CONFLICT (digest) DO UPDATE SET uses = uses + 1"""
+_REWRITE = _SHARE + ", body = excluded.body"
+_CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
+# The most frequent change in one call. Each statement goes on only if the one before changed a row.
+_APPEND = f"""{_BEGIN}{_SWAP}; INSERT INTO items SELECT ?, ? WHERE changes();
+INSERT INTO checkpoints SELECT ?, ?, ? WHERE changes(); COMMIT"""
+
+
+def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
+    """One change in a transaction of its own."""
+    rows = change.rows
+    if (
+        change.notes is None
+        and len(rows) == 1
+        and not rows[0][2]
+        and change.checkpoint
+        and not (change.blobs or change.create)
+    ):
+        session = change.session
+        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
+        _put(
+            cursor,
+            _APPEND,
+            (change.head, session, change.expect, stream << STREAM_BITS | first, row,
+             session << SEQ_BITS | seq, id, body),
+        )  # fmt: skip
+        if not connection.changes():
+            raise Moved
+        return
+    _apply(connection, cursor, change, _BEGIN, "COMMIT")
+
+
+def write_many(
+    connection: apsw.Connection, cursor: apsw.Cursor, changes: list[Change]
+) -> list[BaseException | None]:
+    """Several changes in one transaction; what is wrong with each, if anything is.
+
+    A change that is refused leaves nothing behind, and does not harm the others. Any other error
+    is raised, and then nothing of all this is written.
+    """
+    outcomes: list[BaseException | None] = []
+    cursor.execute("BEGIN IMMEDIATE")
+    for change in changes:
+        cursor.execute("SAVEPOINT member")
+        try:
+            _apply(connection, cursor, change, "", "")
+            outcomes.append(None)
+        except (Moved, Gone, KeyTaken, SessionExists) as e:
+            cursor.execute("ROLLBACK TO member")
+            outcomes.append(e)
+        cursor.execute("RELEASE member")
+    cursor.execute("COMMIT")
+    return outcomes
+
+
+def _apply(
+    connection: apsw.Connection, cursor: apsw.Cursor, change: Change, before: str, after: str
+) -> None:
+    """All statements of a change. Several go in one call: a call costs as much as a statement."""
+    execute = cursor.execute
+    session = change.session
+    if change.create is None:
+        if change.expect:
+            execute(before + _SWAP, (change.head, session, change.expect))
+        else:  # a head that was lost
+            execute(before + _HEAD, (session, change.head))
+        if connection.changes() != 1:
+            raise Moved
+    else:
+        name, row = change.create
+        origin = change.notes.origin if change.notes else None
+        where = None if origin is None else position(*origin)
+        try:
+            execute(
+                before + _CREATE,
+                (session, name, where, row, name_hash(name), session, session, change.head),
+            )
+        except apsw.ConstraintError:
+            raise SessionExists("a session of this name exists already") from None
+    if change.notes is not None:
+        _write_notes(connection, execute, session, change.notes, change.checkpoint)
+    for digest, body, rewrite in change.blobs:
+        execute(_REWRITE if rewrite else _SHARE, (digest, body))
+    sql = ""
+    values: list[Any] = []
+    for stream, first, replaces, body in change.rows:
+        pos = stream << STREAM_BITS | first
+        if len(values) >= _MAX_BINDINGS:
+            _put(cursor, sql, values)
+            sql, values = "", []
+        if replaces:
+            sql += _PACKED
+            values += (pos, pos + replaces)
+        sql += _ITEM
+        values += (pos, body)
+    if change.checkpoint is not None:
+        seq, id, body = change.checkpoint
+        sql += _CHECKPOINT
+        values += (session << SEQ_BITS | seq, id, body)
+    if sql + after:
+        _put(cursor, sql + after, values)
+
+
+def _put(cursor: apsw.Cursor, sql: str, bindings: Any) -> None:
+    try:
+        cursor.execute(sql, bindings)
+    except apsw.ConstraintError as e:
+        raise Corrupt("a row that is about to be written exists already") from e
+
+
+def _write_notes(
+    connection: apsw.Connection,
+    execute: Any,
+    session: int,
+    notes: Notes,
+    checkpoint: tuple[int, bytes, bytes] | None,
+) -> None:
+    _check_there(connection, execute, notes)
+    if notes.rename is not None:
+        _rename(execute, session, *notes.rename)
+    if notes.key is not None and checkpoint is not None:
+        try:
+            execute("INSERT INTO keys VALUES (?, ?, ?)", (session, notes.key, checkpoint[0]))
+        except apsw.ConstraintError:
+            raise KeyTaken("the key names another checkpoint of this session") from None
+    for key, seq in notes.keys:
+        execute("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", (session, key, seq))
+    for seq, kind, value in notes.unmarks:
+        execute(
+            "DELETE FROM marks WHERE pos = ? AND kind = ? AND value = ?",
+            (position(session, seq), kind, value),
+        )
+    for seq, kind, value, body in notes.marks:
+        execute(
+            "INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?)",
+            (position(session, seq), kind, value, body),
+        )
+    if notes.operation is not None:
+        number, body = notes.operation
+        execute("INSERT INTO operations VALUES (?, ?)", (position(session, number), body))
+    for seq, body in notes.tombs:
+        execute("INSERT OR REPLACE INTO tombs VALUES (?, ?)", (position(session, seq), body))
+    for seq in notes.untombs:
+        execute("DELETE FROM tombs WHERE pos = ?", (position(session, seq),))
+    for facet in notes.unfacets:
+        execute("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", facet)
+    for facet in notes.facets:
+        execute("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", facet)
+
+
+def _check_there(connection: apsw.Connection, execute: Any, notes: Notes) -> None:
+    """Raise Gone unless all that the change builds on is there; note that blobs are shared."""
+    for place in notes.needs:
+        if not execute("SELECT 1 FROM checkpoints WHERE pos = ?", (position(*place),)).fetchall():
+            raise Gone
+    for digest in notes.shares:
+        execute("UPDATE blobs SET uses = uses + 1 WHERE digest = ?", (digest,))
+        if connection.changes() != 1:
+            raise Gone
+
+
+def _rename(execute: Any, session: int, name: bytes, row: bytes) -> None:
+    [(old,)] = execute("SELECT name FROM sessions WHERE num = ?", (session,)).fetchall()
+    try:
+        execute("UPDATE sessions SET name = ?, body = ? WHERE num = ?", (name, row, session))
+        execute("DELETE FROM names WHERE hash = ?", (name_hash(old),))
+        execute("INSERT INTO names VALUES (?, ?)", (name_hash(name), session))
+    except apsw.ConstraintError:
+        raise SessionExists("a session of this name exists already") from None
+
+
+# -- gc ------------------------------------------------------------------------------------------
+
+_FREE = """DELETE FROM checkpoints WHERE pos = ?; DELETE FROM tombs WHERE pos = ?;
+DELETE FROM gaps WHERE pos = ?; DELETE FROM marks WHERE pos = ?"""
+
+
+def sweep(cursor: apsw.Cursor, sweep: Sweep) -> None:
+    execute = cursor.execute
+    session = sweep.session
+    execute(_BEGIN)
+    held = execute("SELECT body FROM heads WHERE session = ?", (session,)).fetchall()
+    freed = execute("SELECT body FROM gaps WHERE pos = ?", (position(session, 0),)).fetchall()
+    if held != [(sweep.expect,)] or freed != [(b,) for b in sweep.freed]:
+        raise Moved
+    known = set(sweep.forks)
+    for seq, _ in sweep.checkpoints:
+        pos = position(session, seq)
+        forks = execute("SELECT num FROM sessions WHERE origin = ?", (pos,)).fetchall()
+        if not known.issuperset([(seq, number) for (number,) in forks]):
+            raise Moved
+        execute(_FREE, (pos, pos, pos, pos))
+    for key in sweep.keys:
+        execute("DELETE FROM keys WHERE session = ? AND key = ?", (session, key))
+    for facet in sweep.facets:
+        execute("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", facet)
+    for other, seq, ancestor, body in sweep.gaps:
+        row = (position(other, seq), ancestor, body)
+        execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
+    if sweep.remove is not None:
+        low, high = position(session, 0), position(session + 1, 0)
+        execute("DELETE FROM sessions WHERE num = ?", (session,))
+        execute("DELETE FROM names WHERE hash = ?", (name_hash(sweep.remove),))
+        execute("DELETE FROM heads WHERE session = ?", (session,))
+        execute("DELETE FROM operations WHERE pos >= ? AND pos < ?", (low, high))
+        execute("DELETE FROM gaps WHERE pos = ?", (low,))
+    execute("COMMIT")
+
+
+def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:
+    execute = cursor.execute
+    execute(_BEGIN)
+    gone = 0
+    for pos, begin, instead in trim.items:
+        execute(
+            "DELETE FROM items WHERE pos = ? AND substr(body, 1, ?) = ?", (pos, len(begin), begin)
+        )
+        if connection.changes():
+            gone += 1
+            for row in instead:
+                execute("INSERT INTO items VALUES (?, ?)", row)
+    for blob in trim.blobs:
+        execute("DELETE FROM blobs WHERE digest = ? AND uses = ?", blob)
+        gone += connection.changes()
+    execute("COMMIT")
+    return gone
+
+
+def reindex(connection: apsw.Connection) -> None:
+    """SQLite's own indexes, and the tables that only repeat what others say."""
+    connection.execute("BEGIN IMMEDIATE; REINDEX; DELETE FROM names")
+    names: list[Any] = connection.execute("SELECT num, name FROM sessions").fetchall()
+    for number, name in names:
+        connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name_hash(name), number))
+    connection.execute("COMMIT")

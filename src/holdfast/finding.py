@@ -1,0 +1,263 @@
+"""Searching: checkpoints and sessions by what they say about themselves, and by their text.
+
+Candidates come from the narrowest index that the filters allow, the newest first, a page at a time;
+each is then held against all filters, by its record. So memory is bounded, others may write
+meanwhile, and a damaged index can leave something out but never add what does not match.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast import ids, lineage
+from holdfast.codec import records, ropes, streams, values, wire
+from holdfast.codec.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
+from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
+from holdfast.errors import UNREADABLE, InvalidRequest
+from holdfast.lineage import Place
+from holdfast.live import Spans
+from holdfast.model import STATUSES, Checkpoint
+from holdfast.source import StoredSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from holdfast.backends.base import Backend, Reader
+
+_log = logging.getLogger("holdfast")
+
+_PAGE = 128
+_LOWEST, _HIGHEST = b"", b"\xff" * (ids.BYTES + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to look for; all that is given must hold."""
+
+    agent: str | None = None
+    status: str | None = None
+    trigger: str | None = None
+    tag: str | None = None
+    label: str | None = None
+    meta: Mapping[str, Any] | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    text: str | None = None
+
+    def check(self) -> None:
+        for name in ("agent", "trigger", "tag", "label", "text"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not str or not value):
+                raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
+        if self.status is not None and self.status not in STATUSES:
+            raise InvalidRequest(f"unknown status {self.status!r}", hint=", ".join(STATUSES))
+        if self.meta is not None:
+            if not hasattr(self.meta, "items"):
+                raise InvalidRequest(f"meta must be a dict, not {self.meta!r}")
+            if not all(type(key) is str for key in self.meta):
+                raise InvalidRequest("the keys of meta must be strings")
+        for name in ("since", "until"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, dt.datetime) or value.tzinfo is None:
+                raise InvalidRequest(
+                    f"{name} must be a datetime with a time zone, not {value!r}",
+                    hint="datetime.now(UTC) - timedelta(days=1)",
+                )
+
+    def matches(self, c: Checkpoint) -> bool:
+        """Everything but the text."""
+        meta = self.meta or {}
+        return (
+            not c.damaged
+            and self.agent in (None, c.agent)
+            and self.status in (None, c.status)
+            and self.trigger in (None, c.trigger)
+            and self.label in (None, c.label)
+            and (self.tag is None or self.tag in c.tags)
+            and (self.since is None or c.created_at >= self.since)
+            and (self.until is None or c.created_at < self.until)
+            and (not meta or all(_same(c.meta.get(k, _NOTHING), v) for k, v in meta.items()))
+        )
+
+    def facet(self) -> tuple[int, str] | None:
+        """The narrowest index entry that all matches have."""
+        for kind, value in (
+            (LABEL, self.label),
+            (TAG, self.tag),
+            (TRIGGER, self.trigger),
+            (STATUS, None if self.status == "in_progress" else self.status),
+        ):
+            if value is not None:
+                return kind, value
+        return None
+
+
+_NOTHING = object()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def find(
+    backend: Backend, query: Query, before: str | None = None, limit: int | None = None
+) -> Iterator[Checkpoint]:
+    """Checkpoints that match, from the one after `before` on, at most `limit`."""
+    query.check()
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"limit must be a number from 0 on, not {limit!r}")
+    search = _Search(backend, query)
+    return search.run(before, limit)
+
+
+class _Search:
+    def __init__(self, backend: Backend, query: Query) -> None:
+        self._backend, self._query = backend, query
+        self._text = _Text(query.text) if query.text is not None else None
+
+    def run(self, before: str | None, limit: int | None) -> Iterator[Checkpoint]:
+        cursor = None if before is None else self._cursor(before)
+        given = 0
+        while limit is None or given < limit:
+            with self._backend.reader() as reader:
+                places, cursor = self._page(reader, cursor)
+                found = [c for place in places if (c := self._match(reader, place)) is not None]
+            for checkpoint in found:
+                if given == limit:
+                    return
+                given += 1
+                yield checkpoint
+            if cursor is None:
+                return
+
+    def _cursor(self, before: str) -> bytes:
+        raw = ids.from_text(before) if isinstance(before, str) else None
+        if raw is None:
+            raise InvalidRequest(f"before must be the id of a checkpoint, not {before!r}")
+        return raw
+
+    def _page(self, reader: Reader, cursor: bytes | None) -> tuple[Sequence[Place], bytes | None]:
+        """Some candidates, and where to go on."""
+        facet = self._query.facet()
+        if facet is None and self._query.agent is not None:
+            return self._by_agent(reader, cursor)
+        low, high = self._bounds(cursor)
+        if facet is None:
+            rows = reader.newest_ids(low, high, _PAGE)
+            after = rows[-1][2] if len(rows) == _PAGE else None
+            return [Place(session, seq) for session, seq, _ in rows], after
+        found = reader.find_facets(facet[0], records.encode_name(facet[1]), low, high, _PAGE)
+        places = [
+            Place(session, seq) for id in found for session, seq, _ in reader.find_ids(id, id, 1)
+        ]
+        return places, found[-1] if len(found) == _PAGE else None
+
+    def _bounds(self, cursor: bytes | None) -> tuple[bytes, bytes]:
+        """Ids begin with the time, or with a later one if the clock was set back."""
+        low = _LOWEST
+        if self._query.since is not None:
+            low = ids.lowest_at(int(self._query.since.timestamp() * 1000))
+        return low, cursor or _HIGHEST
+
+    def _by_agent(
+        self, reader: Reader, cursor: bytes | None
+    ) -> tuple[Sequence[Place], bytes | None]:
+        """The sessions that the agent worked in, the newest first, each from its newest on."""
+        agent = records.encode_name(self._query.agent or "")
+        top, seq = b"\xff" * 8, records.MAX_SEQ
+        if cursor is not None:
+            for session, at, _ in reader.find_ids(cursor, cursor, 1):
+                top, seq = (session + 1).to_bytes(8, "big"), at - 1
+        for number in reader.find_facets(AGENT, agent, b"", top, 2):
+            session = int.from_bytes(number, "big")
+            newest = lineage.newest(reader, session)
+            high = min(seq, newest) if int.from_bytes(top, "big") == session + 1 else newest
+            while high > 0:
+                rows = reader.checkpoints(session, max(high - _PAGE + 1, 1), high, _PAGE)
+                if rows:
+                    return [Place(session, s) for s, _, _ in rows[::-1]], rows[0][1]
+                high -= _PAGE
+        return [], None
+
+    def _match(self, reader: Reader, place: Place) -> Checkpoint | None:
+        if lineage.is_buried(reader, place):
+            return None
+        try:
+            row = lineage.read_row(reader, place)
+            checkpoint = lineage.dress(reader, place, row.record)
+            if not self._query.matches(checkpoint):
+                return None
+            if self._text is not None:
+                source = StoredSource(self._backend, reader)
+                if not self._text.within(row.node(), source):
+                    return None
+        except UNREADABLE as e:
+            _log.warning("a search left out checkpoint %d of a session: %s", place.seq, e.message)
+            return None
+        return checkpoint
+
+
+class _Text:
+    """Looks for text in states. Each stored item is looked at once, however many states hold it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._bytes = records.encode_name(text)
+        self._done: dict[int, Spans] = {}
+        self._hits: dict[int, Spans] = {}
+        self._blobs: dict[bytes, bool] = {}
+
+    def within(self, node: Node, source: StoredSource) -> bool:
+        if isinstance(node, Leaf):
+            return self._in_bytes(node.flat)
+        if isinstance(node, Blob):
+            if node.hash not in self._blobs:
+                self._blobs[node.hash] = self._in_bytes(source.blob(node.hash, node.size))
+            return self._blobs[node.hash]
+        if isinstance(node, Struct):
+            keys = any(self._in_bytes(key) for key in node.keys)
+            return keys or any(self.within(child, source) for child in node.children)
+        if node.kind == RAW:
+            if node.hash not in self._blobs:
+                self._blobs[node.hash] = self._in_bytes(ropes.flatten(node, source))
+            return self._blobs[node.hash]
+        return any(self._in_items(node, extent, source) for extent in node.extents)
+
+    def _in_items(self, rope: Rope, extent: tuple[int, int, int], source: StoredSource) -> bool:
+        stream, first, count = extent
+        hits = self._hits.setdefault(stream, Spans())
+        for low, high in self._done.setdefault(stream, Spans()).add(first, first + count):
+            at = low
+            for piece in streams.pieces(source, [(stream, low, high - low)]):
+                begin = 0
+                for end in piece.ends:
+                    item = piece.data[begin : end - piece.base]
+                    begin = end - piece.base
+                    if self._in_item(rope, item, piece.refs, source):
+                        hits.add(at, at + 1)
+                    at += 1
+        return bool(hits.within(first, first + count))
+
+    def _in_item(self, rope: Rope, item: bytes, refs: bool, source: StoredSource) -> bool:  # noqa: FBT001
+        if rope.kind == DICT:
+            cut = wire.string_length(item, 0)
+            return self._in_bytes(item[:cut]) or self.within(parse(item[cut:]), source)
+        return self.within(parse(item), source) if refs else self._in_bytes(item)
+
+    def _in_bytes(self, flat: bytes) -> bool:
+        """Whether an encoded value has the text in one of its strings."""
+        return self._bytes in flat and self._in_value(values.decode(flat))
+
+    def _in_value(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return self._text in value
+        if isinstance(value, dict):
+            return any(self._in_value(k) or self._in_value(v) for k, v in value.items())
+        if isinstance(value, list | tuple | set | frozenset):
+            return any(self._in_value(v) for v in value)
+        return False

@@ -1,0 +1,191 @@
+"""What the checkpoints of a store refer to, and what of its data is refuse.
+
+Every checkpoint that is there counts, deleted ones too: their deletion can be undone until they are
+freed. What cannot be read might refer to anything, so then nothing is refuse.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+from holdfast import lineage
+from holdfast.codec import records, streams, wire
+from holdfast.codec.nodes import DICT, RAW, Blob, Node, Rope, Struct, parse
+from holdfast.codec.rows import DENSE, REFS, seal_items, unseal_items
+from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
+from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.source import StoredSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from holdfast.backends.base import Backend, Reader
+    from holdfast.codec.nodes import Extent
+
+_PAGE = 1_000
+
+
+def all_rows(reader: Reader, session: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """seq, id and row of all checkpoints of a session."""
+    low = 1
+    while rows := reader.checkpoints(session, low, records.MAX_SEQ, _PAGE):
+        yield from rows
+        low = rows[-1][0] + 1
+
+
+class Spans:
+    """A set of numbers, as disjoint spans [low, high)."""
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+
+    def add(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Add a span; what of it was not in the set."""
+        first = bisect_left(self._highs, low)
+        last = bisect_right(self._lows, high)
+        new: list[tuple[int, int]] = []
+        at = low
+        for a, b in zip(self._lows[first:last], self._highs[first:last], strict=True):
+            if at < a:
+                new.append((at, min(a, high)))
+            at = max(at, b)
+        if at < high:
+            new.append((at, high))
+        if first < last:
+            low, high = min(low, self._lows[first]), max(high, self._highs[last - 1])
+        self._lows[first:last] = [low]
+        self._highs[first:last] = [high]
+        return new
+
+    def within(self, low: int, high: int) -> list[tuple[int, int]]:
+        first, last = bisect_right(self._highs, low), bisect_left(self._lows, high)
+        pairs = zip(self._lows[first:last], self._highs[first:last], strict=True)
+        return [(max(a, low), min(b, high)) for a, b in pairs]
+
+
+class Live:
+    """What the checkpoints of a store refer to, as of one moment."""
+
+    def __init__(self, reader: Reader, backend: Backend) -> None:
+        self._reader = reader
+        self._source = StoredSource(backend, reader)
+        self._spans: dict[int, Spans] = {}
+        self._blobs: set[bytes] = set()
+        self._positions: list[int] = []
+        self._rows: list[tuple[int, bytes]] = []
+        after = -1
+        while page := reader.item_rows(after, _PAGE):
+            for pos, size, begin in page:
+                self._positions.append(pos)
+                self._rows.append((size, begin))
+            after = page[-1][0]
+
+    def mark_all(self, tell: Callable[[str, int, int], None]) -> None:
+        after: bytes | None = None
+        count = 0
+        while sessions := self._reader.sessions(after, _PAGE):
+            for session, _, _ in sessions:
+                tell("data", count, 0)
+                count += 1
+                self._mark_session(session)
+            after = sessions[-1][1]
+
+    def _mark_session(self, session: int) -> None:
+        _, head = lineage.read_head(self._reader, session)
+        for seq, id, body in all_rows(self._reader, session):
+            try:
+                row = records.unseal_checkpoint(session, seq, id, body)
+                self.mark(row.node(), row.line if seq == head.last else None)
+            except UNREADABLE as e:
+                raise Corrupt(
+                    f"what checkpoint {seq} of a session needs is unknown, so no data is freed: "
+                    f"{e.message}",
+                    hint="verify() names what is damaged; repair() or delete() it first",
+                ) from e
+
+    def mark(self, node: Node, line: int | None = None) -> None:
+        """All that a node refers to; of the newest checkpoint also what its line goes on from."""
+        if isinstance(node, Struct):
+            for child in node.children:
+                self.mark(child, line)
+        elif isinstance(node, Blob):
+            self._blobs.add(node.hash)
+        elif isinstance(node, Rope):
+            for extent in node.extents:
+                self._mark_items(extent, node.kind, line)
+            for tail in node.tails:
+                if tail.line == line:
+                    self._mark_items((tail.stream, tail.small, tail.end - tail.small), node.kind)
+
+    def _mark_items(self, extent: Extent, kind: int, line: int | None = None) -> None:
+        stream, first, count = extent
+        if not count:
+            return
+        spans = self._spans.setdefault(stream, Spans())
+        new = spans.add(first, first + count)
+        if line is not None:
+            new = [(first, first + count)]  # what lies inside may have tails of its own
+        if kind == RAW:
+            return
+        for low, high in new:
+            if not self._has_references(stream, low, high):
+                continue
+            for piece in streams.pieces(self._source, [(stream, low, high - low)]):
+                begin = 0
+                for end in piece.ends:
+                    item = piece.data[begin : end - piece.base]
+                    begin = end - piece.base
+                    if piece.refs:
+                        cut = wire.string_length(item, 0) if kind == DICT else 0
+                        self.mark(parse(item[cut:]), line)
+
+    def _has_references(self, stream: int, low: int, high: int) -> bool:
+        base = stream << STREAM_BITS
+        first = max(bisect_right(self._positions, base + low) - 1, 0)
+        last = bisect_left(self._positions, base + high)
+        return any(begin[8] & REFS for _, begin in self._rows[first:last])
+
+    def dead_items(self) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
+        """Rows without any living item, and rows to be cut down, with what stays of them."""
+        for n, pos in enumerate(self._positions):
+            stream, first = pos >> STREAM_BITS, pos & (MAX_ITEMS - 1)
+            after = self._positions[n + 1] if n + 1 < len(self._positions) else -1
+            stop = after & (MAX_ITEMS - 1) if after >> STREAM_BITS == stream else MAX_ITEMS
+            spans = self._spans.get(stream)
+            living = spans.within(first, stop) if spans else []
+            begin = self._rows[n][1]
+            if not living:
+                yield pos, begin, []
+            elif living != [(first, stop)]:
+                rest = self._cut_down(stream, first, living)
+                if rest is not None:
+                    yield pos, begin, rest
+
+    def _cut_down(
+        self, stream: int, first: int, living: list[tuple[int, int]]
+    ) -> list[tuple[int, bytes]] | None:
+        """Rows for the living items of one row; None if too little of it is dead."""
+        [(_, body)] = self._reader.items(stream, first, first + 1)
+        row = unseal_items(stream << STREAM_BITS | first, body, f"item {first} of stream {stream}")
+        stop = first + len(row.ends)
+        starts = [0, *row.ends]
+        living = [(low, min(high, stop)) for low, high in living if low < stop]
+        alive = sum([starts[high - first] - starts[low - first] for low, high in living])
+        if 4 * (len(row.data) - alive) < len(row.data):
+            return None
+        out = []
+        for low, high in living:
+            items = [row.data[starts[i] : starts[i + 1]] for i in range(low - first, high - first)]
+            address = stream << STREAM_BITS | low
+            out.append((address, seal_items(address, items, row.refs, DENSE)))
+        return out
+
+    def dead_blobs(self) -> Iterator[tuple[bytes, int]]:
+        after = 0
+        while page := self._reader.blob_rows(after, _PAGE):
+            for _, digest, _, uses in page:
+                if digest not in self._blobs:
+                    yield digest, uses
+            after = page[-1][0]

@@ -1,0 +1,299 @@
+"""Operations: what changes a session and is no checkpoint. Each is logged and can be undone.
+
+The log of a session is one sequence: its checkpoints (a save's operation is its checkpoint) and the
+operations between them, each of which knows the newest checkpoint of its time. Undo and redo are
+operations themselves, and remember what comes next, so that finding it never means reading the
+whole log.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast import clock, lineage
+from holdfast import retention as retaining
+from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.codec import records
+from holdfast.effects import GONE, Effect, Scene, back, forward
+from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
+from holdfast.lineage import Place
+from holdfast.model import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.backends.base import Reader
+    from holdfast.retention import Plan, Retention
+    from holdfast.writing import Writer
+
+    Ref = tuple[str, int]
+
+CHECKPOINT, OPERATION = "checkpoint", "operation"
+
+
+class Operator:
+    """Plans and commits operations of one session."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def run(
+        self, kind: str, plan: Callable[[Scene], Effect], *, deleted: bool = False
+    ) -> Operation:
+        """Plan on the session as it is, and commit if it still is; else plan again."""
+        while True:
+            with self._writer.store.backend.reader() as reader:
+                scene = self._scene(reader, deleted=deleted)
+                effect = plan(scene)
+                done = self._draft(scene, kind, effect)
+            if self._commit(done, scene, effect):
+                return done
+
+    def _draft(self, scene: Scene, kind: str, effect: Effect) -> Operation:
+        """What will be logged."""
+        head = scene.head.seq if effect.head is None else effect.head
+        details = effect.details | {"head": head}
+        return Operation(self._writer.name, scene.next, kind, time.time_ns() // 1000, details)
+
+    def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
+        """False if the session is not as it was when this was planned."""
+        writer = self._writer
+        head = scene.head._replace(operations=scene.next)
+        if effect.head is not None:
+            head = head._replace(seq=effect.head, parent=effect.parent)
+        try:
+            writer.operation(scene.number, scene.row, head, done, **effect.notes)
+        except Moved:
+            return False
+        except Gone:
+            raise CheckpointNotFound(f"a checkpoint was deleted meanwhile, and {GONE}") from None
+        if effect.head is not None or "rename" in effect.notes:
+            with writer.store.backend.reader() as reader:
+                writer.look(reader)
+        return True
+
+    def _scene(self, reader: Reader, *, deleted: bool = False) -> Scene:
+        raw = self._writer.raw_name
+        found = reader.session(raw)
+        if found is None and deleted:
+            raw, number = _deleted_session(reader, raw)
+            found = (number, b"")
+        if found is None:
+            raise SessionNotFound(f"there is no session {self._writer.name!r}")
+        return Scene(reader, found[0], raw, *lineage.read_head(reader, found[0]))
+
+    # -- single operations ---------------------------------------------------------------------
+
+    def rewind(self, find: Callable[[Reader], Place], kind: str = "rewind") -> Operation:
+        def plan(scene: Scene) -> Effect:
+            place = find(scene.reader)
+            details = {"from": scene.head.seq, "to": place.seq}
+            return forward(scene, kind, details)
+
+        return self.run(kind, plan)
+
+    def label(self, find: Callable[[Reader], Place], label: str) -> Operation:
+        def plan(scene: Scene) -> Effect:
+            seq = find(scene.reader).seq
+            marks = lineage.marks_of(scene.reader, scene.number, seq, seq)
+            was = marks[seq].label if seq in marks else None
+            return forward(scene, "label", {"seq": seq, "label": label, "was": was})
+
+        return self.run("label", plan)
+
+    def tag(self, find: Callable[[Reader], Place], tags: tuple[str, ...]) -> Operation:
+        def plan(scene: Scene) -> Effect:
+            seq = find(scene.reader).seq
+            marks = lineage.marks_of(scene.reader, scene.number, seq, seq)
+            have = marks[seq].tags if seq in marks else ()
+            details = {"seq": seq, "tags": [t for t in tags if t not in have]}
+            return forward(scene, "tag", details)
+
+        return self.run("tag", plan)
+
+    def delete(self, find: Callable[[Reader], Place]) -> Operation:
+        def plan(scene: Scene) -> Effect:
+            seq = find(scene.reader).seq
+            if seq == scene.head.seq:
+                raise InvalidRequest(
+                    "the head cannot be deleted", hint="rewind() first, or delete() the session"
+                )
+            return forward(scene, "delete", {"runs": [[seq, seq + 1]], "held": []})
+
+        return self.run("delete", plan)
+
+    def delete_session(self) -> Operation:
+        return self.run("delete", lambda scene: forward(scene, "delete", {"session": True}))
+
+    def prune(self, rule: Retention, *, dry_run: bool = False, automatic: bool = False) -> Plan:
+        """Delete what a rule does not keep. An automatic run is not in the log: undo() skips it."""
+        while True:
+            with self._writer.store.backend.reader() as reader:
+                scene = self._scene(reader)
+                plan = retaining.plan(reader, scene.number, self._writer.name, scene.head, rule)
+                if dry_run or (plan.whole is None and not plan.removed):
+                    return plan
+                effect = _carry_out(scene, plan)
+                done = self._draft(scene, "prune" if plan.whole is None else "delete", effect)
+            if automatic and plan.whole is None:
+                change = Change(scene.number, scene.row, scene.row, notes=Notes(**effect.notes))
+                with suppress(Moved):
+                    self._writer.store.backend.commit(change)
+                    return plan
+            elif self._commit(done, scene, effect):
+                return plan
+
+    def carry_out(self, plan: Plan) -> None:
+        """Delete what a plan says, as far as it is there."""
+        kind = "prune" if plan.whole is None else "delete"
+        self.run(kind, lambda scene: _carry_out(scene, plan))
+
+    # -- undo and redo -------------------------------------------------------------------------
+
+    def undo(self) -> Operation:
+        def plan(scene: Scene) -> Effect:
+            log = Log(scene)
+            newest = log.newest()
+            ref = log.top(newest)
+            if ref is None:
+                raise InvalidRequest(f"there is nothing to undo in session {self._writer.name!r}")
+            kind, details = log.entry(ref)
+            before = log.before(ref)
+            effect = back(scene, kind, details, log.head_after(before))
+            effect.details = {
+                "undid": [*ref], "what": kind, "top": _plain(log.top(before)),
+                "redo": log.redoable(newest),
+            }  # fmt: skip
+            return effect
+
+        return self.run("undo", plan, deleted=True)
+
+    def redo(self) -> Operation:
+        def plan(scene: Scene) -> Effect:
+            log = Log(scene)
+            undo = log.redoable(log.newest())
+            if undo is None:
+                raise InvalidRequest(f"there is nothing to redo in session {self._writer.name!r}")
+            _, undone = log.entry((OPERATION, undo))
+            ref = (str(undone["undid"][0]), int(undone["undid"][1]))
+            kind, details = log.entry(ref)
+            effect = forward(scene, kind, details, ref[1] if ref[0] == CHECKPOINT else 0)
+            effect.details = {
+                "redid": [*ref], "what": kind, "top": [*ref], "redo": undone["redo"],
+            }  # fmt: skip
+            return effect
+
+        return self.run("redo", plan, deleted=True)
+
+
+def _carry_out(scene: Scene, plan: Plan) -> Effect:
+    if plan.whole is not None:
+        return forward(scene, "delete", {"session": True, "hold": [*clock.uptime()]})
+    return forward(scene, "prune", retaining.runs(plan))
+
+
+def _plain(ref: Ref | None) -> list[Any] | None:
+    return None if ref is None else [*ref]
+
+
+def _deleted_session(reader: Reader, raw: bytes) -> tuple[bytes, int]:
+    """The newest deleted session that had this name."""
+    after = records.deleted_name(0, b"")
+    last: tuple[bytes, int] | None = None
+    while page := reader.sessions(after, lineage.PAGE):
+        for number, name, _ in page:
+            if records.former_name(number, name) == raw:
+                last = (name, number)
+        after = page[-1][1]
+    if last is None:
+        raise SessionNotFound(f"there is no session {records.decode_name(raw)!r}")
+    return last
+
+
+class Log:
+    """A session's log, read backwards from any entry."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._reader, self._number, self._head = scene.reader, scene.number, scene.head
+
+    def _operation(self, number: int) -> tuple[str, int, dict[str, Any]] | None:
+        """Kind, the newest checkpoint of its time, and details; None if gc has dropped it."""
+        rows = self._reader.operations(self._number, number, number) if number > 0 else []
+        if not rows:
+            return None
+        kind, _, last, details = records.unseal_operation(self._number, *rows[0])
+        return kind, last, details
+
+    def newest(self) -> Ref | None:
+        operation = self._operation(self._head.operations)
+        if operation is not None and operation[1] == self._head.last:
+            return (OPERATION, self._head.operations)
+        return (CHECKPOINT, self._head.last) if self._head.last else None
+
+    def before(self, ref: Ref) -> Ref | None:
+        """The entry before this one."""
+        where, n = ref
+        if where == OPERATION:
+            this, older = self._operation(n), self._operation(n - 1)
+            last = this[1] if this else 0
+            if older is not None and older[1] == last:
+                return (OPERATION, n - 1)
+            return (CHECKPOINT, last) if last else None
+        # The newest operation that was made before checkpoint n.
+        low, high = 0, self._head.operations
+        while low < high:
+            middle = (low + high + 1) // 2
+            operation = self._operation(middle)
+            if operation is None or operation[1] < n:
+                low = middle
+            else:
+                high = middle - 1
+        operation = self._operation(low)
+        if operation is not None and operation[1] == n - 1:
+            return (OPERATION, low)
+        return (CHECKPOINT, n - 1) if n > 1 else None
+
+    def entry(self, ref: Ref) -> tuple[str, dict[str, Any]]:
+        where, n = ref
+        if where == CHECKPOINT:
+            if not self._scene.exists(n):
+                raise InvalidRequest(f"checkpoint {n} cannot come back: {GONE}")
+            row = lineage.read_row(self._reader, Place(self._number, n))
+            return row.record.operation, {}
+        operation = self._operation(n)
+        if operation is None:
+            raise InvalidRequest(f"what was done cannot be undone: {GONE}")
+        return operation[0], operation[2]
+
+    def top(self, ref: Ref | None) -> Ref | None:
+        """The newest operation that was not undone, as of an entry of the log."""
+        if ref is None or ref[0] == CHECKPOINT:
+            return ref
+        operation = self._operation(ref[1])
+        if operation is None:
+            return None
+        if "top" not in operation[2]:
+            return ref
+        top = operation[2]["top"]
+        return None if top is None else (str(top[0]), int(top[1]))
+
+    def redoable(self, ref: Ref | None) -> int | None:
+        """The number of the undo that a redo would take back, as of an entry of the log."""
+        if ref is None or ref[0] == CHECKPOINT:
+            return None
+        operation = self._operation(ref[1])
+        if operation is None or operation[0] not in ("undo", "redo"):
+            return None
+        found: int | None = ref[1] if operation[0] == "undo" else operation[2]["redo"]
+        return found
+
+    def head_after(self, ref: Ref | None) -> int:
+        if ref is None:
+            return 0
+        if ref[0] == CHECKPOINT:
+            return ref[1]
+        operation = self._operation(ref[1])
+        return int(operation[2]["head"]) if operation else 0

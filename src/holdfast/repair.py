@@ -1,0 +1,186 @@
+"""Repair: heads off damaged checkpoints, and indexes made anew from what they index."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast import ids, lineage
+from holdfast.backends.base import Change, Moved, Notes
+from holdfast.codec import load as loading
+from holdfast.codec import records
+from holdfast.codec.records import AGENT, Head
+from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.lineage import Place
+from holdfast.live import all_rows
+from holdfast.source import StoredSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.backends.base import Backend, Reader
+
+_PAGE = 500
+
+
+class Repaired(NamedTuple):
+    """What was done to a session, and what could not be."""
+
+    session: str
+    moved: tuple[int, int] | None
+    """The head's seq before and after, if it had to move."""
+    rebuilt: tuple[str, ...]
+    """Indexes that lacked something."""
+    lost: tuple[str, ...]
+    """Ids (or seqs, where even those are gone) of checkpoints whose state does not load."""
+
+
+def repair(backend: Backend) -> list[Repaired]:
+    """Every session that needed something, or has lost something."""
+    backend.reindex()
+    out = []
+    for number in list(_numbers(backend)):
+        while True:
+            try:
+                done = _session(backend, number)
+                break
+            except Moved:
+                continue
+        if done is not None:
+            out.append(done)
+    return out
+
+
+def _numbers(backend: Backend) -> Iterator[int]:
+    after: bytes | None = None
+    while True:
+        with backend.reader() as reader:
+            page = reader.sessions(after, _PAGE)
+        if not page:
+            return
+        yield from [n for n, raw, _ in page if records.former_name(n, raw) is None]
+        after = page[-1][1]
+
+
+def _session(backend: Backend, number: int) -> Repaired | None:
+    with backend.reader() as reader:
+        row = reader.head(number) or b""
+        lost = list(_lost(backend, reader, number))
+        head = _head(number, row)
+        good = _newest_good(backend, reader, number, head)
+        notes, rebuilt = _entries(reader, number)
+        name = _name(reader, number)
+    sound = head is not None and good == head.seq
+    if not sound and good:
+        old = head or _guessed(backend, number)
+        moved = (head.seq if head else 0, good)
+        new = old._replace(
+            seq=good, operations=old.operations + 1, parent=_near(backend, number, good)
+        )
+        details = {"from": moved[0], "to": good, "head": good}
+        body = records.seal_operation(
+            number, new.operations, "repair", time.time_ns() // 1000, new.last, details
+        )
+        notes.operation = (new.operations, body)
+        backend.commit(Change(number, row, new.seal(number), notes=notes))
+        return Repaired(name, moved, tuple(rebuilt), tuple(lost))
+    if rebuilt and head is not None:
+        backend.commit(Change(number, row, row, notes=notes))
+    if rebuilt or lost:
+        return Repaired(name, None, tuple(rebuilt), tuple(lost))
+    return None
+
+
+def _name(reader: Reader, number: int) -> str:
+    try:
+        return lineage.session_name(reader, number)
+    except UNREADABLE:
+        return f"session {number}"
+
+
+def _head(number: int, row: bytes) -> Head | None:
+    try:
+        return records.unseal_head(number, row)
+    except UNREADABLE:
+        return None
+
+
+def _guessed(backend: Backend, number: int) -> Head:
+    """What a lost head's row must have said: the newest checkpoint and operation there are."""
+    with backend.reader() as reader:
+        last = max([0, *[seq for seq, _, _ in all_rows(reader, number)]])
+        operations = [n for n, _ in reader.operations(number, 0, records.MAX_SEQ)]
+        gone = [high - 1 for _, high in lineage.freed(reader, number)]
+    return Head(max([last, *gone]), last, max([0, *operations]), None)
+
+
+def _near(backend: Backend, number: int, seq: int) -> int | None:
+    with backend.reader() as reader:
+        record = lineage.read_row(reader, Place(number, seq)).record
+    return None if "origin" in record.extra else record.parent_seq
+
+
+def _loads(backend: Backend, reader: Reader, place: Place) -> bool:
+    try:
+        row = lineage.read_row(reader, place)
+        loading.load(row.root, row.record.size, StoredSource(backend, reader))
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _newest_good(backend: Backend, reader: Reader, number: int, head: Head | None) -> int:
+    """The head, or the nearest ancestor that loads, or else the newest checkpoint that does."""
+    if head is not None and not head.seq:
+        return 0
+    if head is not None:
+        for place, _ in lineage.ancestors(reader, Place(number, head.seq), head.parent):
+            if place.session == number and _loads(backend, reader, place):
+                return place.seq
+    buried = {seq for seq, _ in reader.tombs(number, 0, records.MAX_SEQ)}
+    for seq in sorted([s for s, _, _ in all_rows(reader, number)], reverse=True):
+        if seq not in buried and _loads(backend, reader, Place(number, seq)):
+            return seq
+    return 0
+
+
+def _lost(backend: Backend, reader: Reader, number: int) -> Iterator[str]:
+    for seq, id, _ in all_rows(reader, number):
+        if not _loads(backend, reader, Place(number, seq)):
+            yield ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)
+
+
+def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:
+    """Entries of indexes that are missing, and which they are."""
+    notes = Notes()
+    facets: list[tuple[int, bytes, bytes]] = []
+    keys: list[tuple[bytes, int]] = []
+    seen: set[tuple[int, bytes, bytes]] = set()
+    for seq, id, body in all_rows(reader, number):
+        try:
+            record = records.unseal_checkpoint(number, seq, id, body).record
+        except UNREADABLE:
+            continue
+        if "key" in record.extra:
+            key = records.encode_name(record.extra["key"])
+            if reader.find_key(number, key) != seq:
+                keys.append((key, seq))
+        wanted = records.facets(id, record.extra)
+        if "agent" in record.extra:
+            agent = records.encode_name(record.extra["agent"])
+            wanted.append((AGENT, agent, number.to_bytes(8, "big")))
+        facets += [f for f in wanted if f not in seen and not _listed(reader, *f)]
+        seen.update(wanted)
+    for seq, kind, value, _ in reader.marks(number, 0, records.MAX_SEQ):
+        found = reader.checkpoint(number, seq) if type(seq) is int else None
+        if found is not None and not _listed(reader, kind, value, found[0]):
+            facets.append((kind, value, found[0]))
+    notes.facets, notes.keys = facets, keys
+    return notes, ["searches"] * bool(facets) + ["keys"] * bool(keys)
+
+
+def _listed(reader: Reader, kind: int, value: bytes, id: bytes) -> bool:
+    try:
+        return reader.find_facets(kind, value, id, id + b"\0", 1) == [id]
+    except Corrupt:
+        return False

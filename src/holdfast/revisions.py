@@ -1,0 +1,165 @@
+"""Revisions: the ways to name a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast import ids
+from holdfast.codec import records
+from holdfast.codec.records import LABEL, TAG
+from holdfast.errors import AmbiguousRevision, CheckpointNotFound, Corrupt, InvalidRequest
+from holdfast.lineage import (
+    Place,
+    ancestors,
+    family,
+    is_buried,
+    read_head,
+    read_row,
+    session_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.backends.base import Reader
+    from holdfast.model import Record
+
+_MAX_MATCHES = 10_000
+
+
+class Resolver:
+    """Finds the checkpoint that a revision names, for one session."""
+
+    def __init__(self, reader: Reader, session: int, name: str) -> None:
+        self._reader, self._session, self._name = reader, session, name
+
+    def find(self, revision: str) -> Place:
+        if not isinstance(revision, str) or not revision:
+            raise InvalidRequest(f"not a revision: {revision!r}", hint="see docs: Revisions")
+        full = ids.from_text(revision)
+        if full is not None and (place := self._by_id(full)) is not None:
+            return place
+        if revision.startswith("@"):
+            return self._relative(revision)
+        kind, colon, rest = revision.partition(":")
+        if colon and kind in ("label", "tag", "key", "step"):
+            place = getattr(self, f"_by_{kind}")(rest)
+            if place is None:
+                raise CheckpointNotFound(
+                    f"no checkpoint with {kind} {rest!r} among the ancestors of the head of "
+                    f"session {self._name!r}"
+                )
+            return place  # type: ignore[no-any-return]
+        if (place := self._by_label(revision)) is not None:
+            return place
+        return self._by_prefix(revision)
+
+    def _line(self) -> Iterator[tuple[Place, Record]]:
+        """The head's ancestors, to the last that is certain."""
+        _, head = read_head(self._reader, self._session)
+        start = Place(self._session, head.seq) if head.seq else None
+        for place, record in ancestors(self._reader, start, head.parent):
+            yield place, record
+            if record.damaged and record.parent_seq is None and place.seq > 1:
+                raise Corrupt(
+                    f"what lies behind checkpoint {place.seq} is unknown: {record.damaged}"
+                )
+
+    def _by_id(self, raw: bytes) -> Place | None:
+        for session, seq, _ in self._reader.find_ids(raw, raw, 1):
+            place = Place(session, seq)
+            if session == self._session:
+                return self._living(place)
+            if any(p == place for p, _ in self._line()):
+                return place
+            other = session_name(self._reader, session)
+            raise CheckpointNotFound(
+                f"checkpoint {ids.to_text(raw)} belongs to another session, {other!r}"
+            )
+        return None
+
+    def _living(self, place: Place) -> Place:
+        if is_buried(self._reader, place):
+            raise CheckpointNotFound(
+                f"checkpoint {place.seq} of session {self._name!r} was deleted",
+                hint="undo() brings it back until gc() has freed it",
+            )
+        return place
+
+    def _relative(self, revision: str) -> Place:
+        back = revision[2:] if revision.startswith("@~") else "0" if revision == "@" else ""
+        if not back.isdecimal():
+            raise InvalidRequest(f"not a revision: {revision!r}", hint="use @ or @~3")
+        for n, (place, _) in enumerate(self._line()):
+            if n == int(back):
+                return place
+        raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {revision}")
+
+    def _marked(self, kind: int, value: str) -> Place | None:
+        raw = records.encode_name(value)
+        marked = {
+            Place(session, seq): body
+            for session in family(self._reader, self._session)
+            for seq, body in self._reader.find_marks(session, kind, raw)
+        }
+        if not marked:
+            return None
+        for place, _ in self._line():
+            if place in marked:
+                records.unseal_mark(records.position(*place), kind, raw, marked[place])
+                return place
+        return None
+
+    def _by_label(self, value: str) -> Place | None:
+        return self._marked(LABEL, value)
+
+    def _by_tag(self, value: str) -> Place | None:
+        return self._marked(TAG, value)
+
+    def _by_key(self, value: str) -> Place | None:
+        seq = self._reader.find_key(self._session, records.encode_name(value))
+        if seq is None:
+            return None
+        place = Place(self._session, seq)
+        if read_row(self._reader, place).record.extra.get("key") != value:
+            raise Corrupt(f"the index of keys names the wrong checkpoint for {value!r}")
+        return self._living(place)
+
+    def _by_step(self, value: str) -> Place | None:
+        if not value.isdecimal():
+            raise InvalidRequest(f"not a step: {value!r}", hint="use step:12")
+        wanted = int(value)
+        return next((p for p, r in self._line() if r.step == wanted and not r.damaged), None)
+
+    def _by_prefix(self, prefix: str) -> Place:
+        bounds = ids.prefix_range(prefix)
+        found = self._reader.find_ids(*bounds, _MAX_MATCHES) if bounds else []
+        mine = [(s, seq, id) for s, seq, id in found if s == self._session]
+        if len(mine) > 1:
+            tombs = {seq for seq, _ in self._reader.tombs(self._session, 0, records.MAX_SEQ)}
+            mine = [m for m in mine if m[1] not in tombs] or mine
+        if len(mine) > 1:
+            raise AmbiguousRevision(
+                f"{prefix!r} begins {len(mine)} ids in session {self._name!r}, "
+                f"such as {ids.to_text(mine[0][2])} and {ids.to_text(mine[1][2])}"
+            )
+        if mine:
+            return self._living(Place(mine[0][0], mine[0][1]))
+        raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
+
+
+def find_in_store(reader: Reader, revision: str) -> Place:
+    """A checkpoint of any session, by id or prefix."""
+    bounds = ids.prefix_range(revision) if isinstance(revision, str) else None
+    found = reader.find_ids(*bounds, 2) if bounds else []
+    if not found:
+        raise CheckpointNotFound(f"the store has no checkpoint {revision!r}")
+    if len(found) > 1:
+        raise AmbiguousRevision(
+            f"{revision!r} begins more than one id, "
+            f"such as {ids.to_text(found[0][2])} and {ids.to_text(found[1][2])}"
+        )
+    place = Place(found[0][0], found[0][1])
+    if is_buried(reader, place):
+        raise CheckpointNotFound(f"the checkpoint {revision!r} was deleted", hint="undo()")
+    return place

@@ -1,0 +1,87 @@
+"""Numbers about a store."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast import lineage
+from holdfast.codec import records
+from holdfast.errors import UNREADABLE
+from holdfast.live import all_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.backends.base import Backend, Reader
+
+_PAGE = 500
+
+
+class SessionSize(NamedTuple):
+    name: str
+    checkpoints: int
+    added: int
+    """Bytes that its checkpoints have written."""
+
+
+class Stats(NamedTuple):
+    sessions: int
+    checkpoints: int
+    deleted: int
+    """Checkpoints that are deleted and wait for gc()."""
+    rows: dict[str, int]
+    """Stored rows by kind: items, blobs, checkpoints, …"""
+    bytes: dict[str, int]
+    """And how many bytes they hold."""
+    states: int
+    """What all states would take if each were stored on its own, encoded."""
+    largest: tuple[SessionSize, ...]
+
+    @property
+    def sharing(self) -> float:
+        """How many times smaller the stored data is than all states on their own."""
+        stored = self.bytes["items"] + self.bytes["blobs"] + self.bytes["checkpoints"]
+        return self.states / stored if stored else 1.0
+
+
+def stats(backend: Backend, largest: int = 10) -> Stats:
+    with backend.reader() as reader:
+        sizes = reader.sizes()
+        sessions = checkpoints = states = 0
+
+        def each() -> Iterator[SessionSize]:
+            nonlocal sessions, checkpoints, states
+            for number, raw in _sessions(reader):
+                added = count = 0
+                for seq, id, body in all_rows(reader, number):
+                    count += 1
+                    try:
+                        record = records.unseal_checkpoint(number, seq, id, body).record
+                    except UNREADABLE:
+                        continue
+                    states += record.size
+                    added += record.added
+                sessions += 1
+                checkpoints += count
+                yield SessionSize(raw.decode("utf-8", "backslashreplace"), count, added)
+
+        top = nlargest(largest, each(), key=lambda s: s.added)
+        return Stats(
+            sessions,
+            checkpoints - sizes["tombs"][0],
+            sizes["tombs"][0],
+            {kind: rows for kind, (rows, _) in sizes.items()},
+            {kind: size for kind, (_, size) in sizes.items()},
+            states,
+            tuple(top),
+        )
+
+
+def _sessions(reader: Reader) -> Iterator[tuple[int, bytes]]:
+    after: bytes | None = None
+    while page := reader.sessions(after, _PAGE):
+        for number, raw, _ in page:
+            if not lineage.is_deleted(reader, number):
+                yield number, raw
+        after = page[-1][1]
