@@ -50,8 +50,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _PAGE = 64
-import os as _os
-_MANY, _PAUSE = 8, float(_os.environ.get("PAUSE", "0.001"))
+_MANY, _PAUSE = 16, 0.001
+"""When so many calls of a loop wait, it is woken up for what is done every so many seconds."""
 
 
 def aopen(
@@ -163,7 +163,9 @@ class _Call(Generic[T]):
 
 
 class _Mailbox:
-    """Brings finished calls to their loop, many at a time: waking it up is what costs most."""
+    """Brings finished calls to their loop. Under load, many at a time: each time that a loop is
+    woken up, it takes the interpreter from the workers, which costs more than all the rest.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -181,9 +183,9 @@ class _Mailbox:
 
     def _empty(self) -> None:
         if self._calls and self.waiting > _MANY:
-            self.loop.call_later(_PAUSE, self._empty)
+            self.loop.call_later(_PAUSE, self._empty)  # until then nobody rings
         else:
-            self._rung = False  # first: what comes from now on rings again
+            self._rung = False  # before looking: what comes later rings again
         for _ in range(len(self._calls)):
             self._calls.popleft().arrive()
 
@@ -433,7 +435,6 @@ class AsyncSession(_Mirror[Session]):
     label = _in_turn(Session.label)
     delete = _in_turn(Session.delete)
     prune = _in_turn(Session.prune)
-    carry_out = _in_turn(Session.carry_out)
     undo = _in_turn(Session.undo)
     redo = _in_turn(Session.redo)
     refresh = _in_turn(Session.refresh)

@@ -175,6 +175,8 @@ class _Tree:
         else:
             self.due = sorted(seq for seq in tombs if is_due(tombs[seq]) and seq in self._known)
         self.held = 0 if self.remove else len(tombs) - len(self.due)
+        if self.remove is None and lineage.is_deleted(reader, session):
+            self.held = len(self._known)
 
     def sweep(self, reader: Reader, batch: list[int]) -> Sweep:
         """Free these; whoever came after them learns what was there."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams, values, wire
 from holdfast.codec.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
 from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
-from holdfast.errors import UNREADABLE, InvalidRequest
+from holdfast.errors import UNREADABLE, CheckpointNotFound, InvalidRequest
 from holdfast.lineage import Place
 from holdfast.live import Spans
 from holdfast.model import STATUSES, Checkpoint
@@ -101,7 +101,14 @@ _NOTHING = object()
 
 
 def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and a == b
+    """Equal, with the same types all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
 
 
 def find(
@@ -113,6 +120,13 @@ def find(
         raise InvalidRequest(f"limit must be a number from 0 on, not {limit!r}")
     search = _Search(backend, query)
     return search.run(before, limit)
+
+
+class Cursor(NamedTuple):
+    """The last candidate that was looked at."""
+
+    id: bytes
+    place: Place | None = None
 
 
 class _Search:
@@ -135,27 +149,27 @@ class _Search:
             if cursor is None:
                 return
 
-    def _cursor(self, before: str) -> bytes:
+    def _cursor(self, before: str) -> Cursor:
         raw = ids.from_text(before) if isinstance(before, str) else None
         if raw is None:
             raise InvalidRequest(f"before must be the id of a checkpoint, not {before!r}")
-        return raw
+        return Cursor(raw)
 
-    def _page(self, reader: Reader, cursor: bytes | None) -> tuple[Sequence[Place], bytes | None]:
+    def _page(self, reader: Reader, cursor: Cursor | None) -> tuple[Sequence[Place], Cursor | None]:
         """Some candidates, and where to go on."""
         facet = self._query.facet()
         if facet is None and self._query.agent is not None:
             return self._by_agent(reader, cursor)
-        low, high = self._bounds(cursor)
+        low, high = self._bounds(cursor.id if cursor else None)
         if facet is None:
             rows = reader.newest_ids(low, high, _PAGE)
-            after = rows[-1][2] if len(rows) == _PAGE else None
+            after = Cursor(rows[-1][2]) if len(rows) == _PAGE else None
             return [Place(session, seq) for session, seq, _ in rows], after
         found = reader.find_facets(facet[0], records.encode_name(facet[1]), low, high, _PAGE)
         places = [
             Place(session, seq) for id in found for session, seq, _ in reader.find_ids(id, id, 1)
         ]
-        return places, found[-1] if len(found) == _PAGE else None
+        return places, Cursor(found[-1]) if len(found) == _PAGE else None
 
     def _bounds(self, cursor: bytes | None) -> tuple[bytes, bytes]:
         """Ids begin with the time, or with a later one if the clock was set back."""
@@ -165,14 +179,19 @@ class _Search:
         return low, cursor or _HIGHEST
 
     def _by_agent(
-        self, reader: Reader, cursor: bytes | None
-    ) -> tuple[Sequence[Place], bytes | None]:
+        self, reader: Reader, cursor: Cursor | None
+    ) -> tuple[Sequence[Place], Cursor | None]:
         """The sessions that the agent worked in, the newest first, each from its newest on."""
         agent = records.encode_name(self._query.agent or "")
         top, seq = b"\xff" * 8, records.MAX_SEQ
         if cursor is not None:
-            for session, at, _ in reader.find_ids(cursor, cursor, 1):
-                top, seq = (session + 1).to_bytes(8, "big"), at - 1
+            place = cursor.place
+            if place is None:
+                found = reader.find_ids(cursor.id, cursor.id, 1)
+                if not found:
+                    raise CheckpointNotFound(f"checkpoint {ids.to_text(cursor.id)} is gone")
+                place = Place(found[0][0], found[0][1])
+            top, seq = (place.session + 1).to_bytes(8, "big"), place.seq - 1
         for number in reader.find_facets(AGENT, agent, b"", top, 2):
             session = int.from_bytes(number, "big")
             newest = lineage.newest(reader, session)
@@ -180,7 +199,8 @@ class _Search:
             while high > 0:
                 rows = reader.checkpoints(session, max(high - _PAGE + 1, 1), high, _PAGE)
                 if rows:
-                    return [Place(session, s) for s, _, _ in rows[::-1]], rows[0][1]
+                    places = [Place(session, s) for s, _, _ in rows[::-1]]
+                    return places, Cursor(rows[0][1], places[-1])
                 high -= _PAGE
         return [], None
 
@@ -231,7 +251,8 @@ class _Text:
     def _in_items(self, rope: Rope, extent: tuple[int, int, int], source: StoredSource) -> bool:
         stream, first, count = extent
         hits = self._hits.setdefault(stream, Spans())
-        for low, high in self._done.setdefault(stream, Spans()).add(first, first + count):
+        done = self._done.setdefault(stream, Spans())
+        for low, high in done.missing(first, first + count):
             at = low
             for piece in streams.pieces(source, [(stream, low, high - low)]):
                 begin = 0
@@ -241,6 +262,7 @@ class _Text:
                     if self._in_item(rope, item, piece.refs, source):
                         hits.add(at, at + 1)
                     at += 1
+                    done.add(at - 1, at)
         return bool(hits.within(first, first + count))
 
     def _in_item(self, rope: Rope, item: bytes, refs: bool, source: StoredSource) -> bool:  # noqa: FBT001

@@ -41,7 +41,8 @@ def new_id(parent: bytes | None = None, now: int | None = None) -> bytes:
 
 def lowest_at(ms: int) -> bytes:
     """The lowest id that can have been made at a time, in milliseconds since 1970."""
-    return (max(ms - _EPOCH_MS, 0) << _RANDOM_BITS).to_bytes(BYTES, "big")
+    since = min(max(ms - _EPOCH_MS, 0), (1 << 8 * BYTES - _RANDOM_BITS) - 1)
+    return (since << _RANDOM_BITS).to_bytes(BYTES, "big")
 
 
 def to_text(raw: bytes) -> str:

@@ -59,6 +59,15 @@ class Spans:
         self._highs[first:last] = [high]
         return new
 
+    def missing(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The parts of a span that are not in the set."""
+        out = []
+        for a, b in [*self.within(low, high), (high, high)]:
+            if low < a:
+                out.append((low, a))
+            low = b
+        return out
+
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
         first, last = bisect_right(self._highs, low), bisect_left(self._lows, high)
         pairs = zip(self._lows[first:last], self._highs[first:last], strict=True)

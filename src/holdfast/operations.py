@@ -145,10 +145,22 @@ class Operator:
             elif self._commit(done, scene, effect):
                 return plan
 
-    def carry_out(self, plan: Plan) -> None:
-        """Delete what a plan says, as far as it is there."""
-        kind = "prune" if plan.whole is None else "delete"
-        self.run(kind, lambda scene: _carry_out(scene, plan))
+    def carry_out(self, plan: Plan, rule: Retention) -> None:
+        """Delete what a plan says, but for what has gone or is protected by now."""
+        chosen = {v.checkpoint.seq for v in plan.removed}
+
+        def again(scene: Scene) -> Effect:
+            name = self._writer.name
+            now = retaining.plan(scene.reader, scene.number, name, scene.head, rule)
+            if plan.whole is not None:
+                return _carry_out(scene, now)
+            verdicts = [
+                v if v.protected else v._replace(keep=v.checkpoint.seq not in chosen)
+                for v in now.verdicts
+            ]
+            return _carry_out(scene, now._replace(verdicts=tuple(verdicts), whole=None))
+
+        self.run("prune" if plan.whole is None else "delete", again)
 
     # -- undo and redo -------------------------------------------------------------------------
 
@@ -183,6 +195,8 @@ class Operator:
             effect.details = {
                 "redid": [*ref], "what": kind, "top": [*ref], "redo": undone["redo"],
             }  # fmt: skip
+            if "hold" in details:
+                effect.details["hold"] = [*clock.uptime()]
             return effect
 
         return self.run("redo", plan, deleted=True)
@@ -201,15 +215,24 @@ def _plain(ref: Ref | None) -> list[Any] | None:
 def _deleted_session(reader: Reader, raw: bytes) -> tuple[bytes, int]:
     """The newest deleted session that had this name."""
     after = records.deleted_name(0, b"")
-    last: tuple[bytes, int] | None = None
+    last: tuple[int, bytes, int] | None = None
     while page := reader.sessions(after, lineage.PAGE):
         for number, name, _ in page:
             if records.former_name(number, name) == raw:
-                last = (name, number)
+                found = (_deleted_at(reader, number), name, number)
+                last = found if last is None else max(last, found)
         after = page[-1][1]
     if last is None:
         raise SessionNotFound(f"there is no session {records.decode_name(raw)!r}")
-    return last
+    return last[1:]
+
+
+def _deleted_at(reader: Reader, number: int) -> int:
+    """When the newest operation of a session was made: its deletion."""
+    head = lineage.read_head(reader, number)[1]
+    for n, body in reader.operations(number, head.operations, head.operations):
+        return records.unseal_operation(number, n, body)[1]
+    return 0
 
 
 class Log:

@@ -145,6 +145,10 @@ def _newest_good(backend: Backend, reader: Reader, number: int, head: Head | Non
 
 
 def _lost(backend: Backend, reader: Reader, number: int) -> Iterator[str]:
+    there = {seq for seq, _, _ in all_rows(reader, number)}
+    for low, high in lineage.freed(reader, number):
+        there.update(range(low, high))
+    yield from [str(n) for n in range(1, lineage.newest(reader, number) + 1) if n not in there]
     for seq, id, _ in all_rows(reader, number):
         if not _loads(backend, reader, Place(number, seq)):
             yield ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)

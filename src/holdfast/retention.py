@@ -89,7 +89,8 @@ class Retention:
 
     def __str__(self) -> str:
         given = [(f.name, getattr(self, f.name)) for f in fields(self)]
-        return ", ".join(f"{name}={value}" for name, value in given if value not in (None, True))
+        shown = [f"{name}={value}" for name, value in given if not (value is None or value is True)]
+        return ", ".join(shown)
 
 
 class Verdict(NamedTuple):

@@ -238,14 +238,10 @@ class Session:
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> Plan:
         """Delete what a rule does not keep; with `dry_run` only say what would go, and why."""
+        if rule.store_bytes is not None:
+            raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
         with self._lock:
             return self._operator.prune(rule, dry_run=dry_run)
-
-    def carry_out(self, plan: Plan) -> None:
-        """Do what a plan says."""
-        if plan.whole is not None or plan.removed:
-            with self._lock:
-                self._operator.carry_out(plan)
 
     def clean_up(self, rule: Retention) -> tuple[Verdict, ...]:
         """What the store does by itself: prune, without a trace in undo()."""

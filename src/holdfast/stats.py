@@ -48,14 +48,19 @@ class Stats(NamedTuple):
 def stats(backend: Backend, largest: int = 10) -> Stats:
     with backend.reader() as reader:
         sizes = reader.sizes()
-        sessions = checkpoints = states = 0
+        sessions = checkpoints = states = deleted = 0
 
         def each() -> Iterator[SessionSize]:
-            nonlocal sessions, checkpoints, states
-            for number, raw in _sessions(reader):
+            nonlocal sessions, checkpoints, states, deleted
+            for number, raw, gone in _sessions(reader):
+                if gone:
+                    deleted += sum(1 for _ in all_rows(reader, number))
+                    continue
                 added = count = 0
+                deleted += len(reader.tombs(number, 0, records.MAX_SEQ))
+                buried = {seq for seq, _ in reader.tombs(number, 0, records.MAX_SEQ)}
                 for seq, id, body in all_rows(reader, number):
-                    count += 1
+                    count += seq not in buried
                     try:
                         record = records.unseal_checkpoint(number, seq, id, body).record
                     except UNREADABLE:
@@ -69,8 +74,8 @@ def stats(backend: Backend, largest: int = 10) -> Stats:
         top = nlargest(largest, each(), key=lambda s: s.added)
         return Stats(
             sessions,
-            checkpoints - sizes["tombs"][0],
-            sizes["tombs"][0],
+            checkpoints,
+            deleted,
             {kind: rows for kind, (rows, _) in sizes.items()},
             {kind: size for kind, (_, size) in sizes.items()},
             states,
@@ -78,10 +83,10 @@ def stats(backend: Backend, largest: int = 10) -> Stats:
         )
 
 
-def _sessions(reader: Reader) -> Iterator[tuple[int, bytes]]:
+def _sessions(reader: Reader) -> Iterator[tuple[int, bytes, bool]]:
+    """Number, name, and whether it is deleted."""
     after: bytes | None = None
     while page := reader.sessions(after, _PAGE):
         for number, raw, _ in page:
-            if not lineage.is_deleted(reader, number):
-                yield number, raw
+            yield number, raw, lineage.is_deleted(reader, number)
         after = page[-1][1]

@@ -93,11 +93,13 @@ class Store:
         cache_bytes: int = 64 << 20,
         retention: Retention | None = None,
     ) -> None:
+        if retention is not None and retention.store_bytes is not None:
+            raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
         self.backend = backend
         self.retention = retention
         self.session_type = Session
         self._saved: dict[str, int] = {}
-        self._buried = 0
+        self._buried = self._tidied = 0
         self.images = Images(cache_bytes)
         self._lock = threading.Lock()
         self._numbers: dict[str, tuple[int, int]] = {}
@@ -154,8 +156,11 @@ class Store:
         `agent` is the session's; the other filters are held against its head. `after` goes on
         behind the session of that name.
         """
+        Query(agent).check()
         query = Query(None, status, trigger, tag, label, meta, since, until)
         query.check()
+        if after is not None and not isinstance(after, str):
+            raise InvalidRequest(f"after must be the name of a session, not {after!r}")
         given = query != Query()
         at = None if after is None else records.encode_name(after)
         while True:
@@ -233,14 +238,14 @@ class Store:
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
         """session.prune() for every session, with the rules that are about all of them."""
-        names = [info.name for info in self.sessions()]
-        handles = [self.session(name) for name in names]
-        plans = [h.prune(rule, dry_run=True) for h in handles]
+        handles = [self.session(info.name) for info in self.sessions()]
+        plans = [h._operator.prune(rule, dry_run=True) for h in handles]
         if rule.store_bytes is not None:
             plans = within_store(plans, rule.store_bytes)
         if not dry_run:
             for handle, plan in zip(handles, plans, strict=True):
-                handle.carry_out(plan)
+                if plan.whole is not None or plan.removed:
+                    handle._operator.carry_out(plan, rule)
         return plans
 
     def repair(self) -> list[Repaired]:
@@ -264,12 +269,15 @@ class Store:
         try:
             with open(target, read_only=True) as copy:
                 report = copy.verify(read_data=True)
+            if not report.ok:
+                first = report.problems[0]
+                raise Corrupt(f"the backup does not verify: {first}", hint="repair()")
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-        if not report.ok:
-            target.unlink(missing_ok=True)
-            raise Corrupt(f"the backup does not verify: {report.problems[0]}", hint="repair()")
+        finally:  # what reading it has left beside it
+            for suffix in ("-wal", "-shm"):
+                Path(f"{target}{suffix}").unlink(missing_ok=True)
         return report
 
     def tidy(self, session: Session) -> None:
@@ -283,6 +291,9 @@ class Store:
             del self._saved[session.name]
         try:
             self._buried += len(session.clean_up(self.retention))
+            self._tidied += 1
+            if self.retention.session_ttl is not None and self._tidied % _SLACK == 1:
+                self.prune(Retention(session_ttl=self.retention.session_ttl))
             if self._buried >= _ENOUGH:
                 self._buried = 0
                 collect(self.backend)

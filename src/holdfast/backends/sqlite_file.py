@@ -214,7 +214,11 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
             connection.close()
         sync(draft)
         os.link(draft, path)
-        sync(path.parent)
+        try:
+            sync(path.parent)
+        except OSError:
+            path.unlink()
+            raise
     except OSError as e:
         if isinstance(e, HoldfastError):
             raise

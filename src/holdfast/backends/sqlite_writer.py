@@ -23,7 +23,8 @@ _MAX_BINDINGS = 8
 
 _BEGIN = "BEGIN IMMEDIATE; "
 _SWAP = "UPDATE heads SET body = ? WHERE session = ? AND body = ?"
-_HEAD = "INSERT OR IGNORE INTO heads VALUES (?, ?)"
+_HEAD = """INSERT INTO heads VALUES (?, ?)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE body = x''"""
 _CREATE = """INSERT INTO sessions VALUES (?, ?, ?, ?);
 INSERT INTO names VALUES (?, ?); INSERT INTO heads VALUES (?, ?)"""
 _ITEM = "INSERT INTO items VALUES (?, ?); "

@@ -1,0 +1,271 @@
+"""Defects of undo, retention, gc, searches and repair that were found once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Retention
+from holdfast.backends import sqlite_file
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.operations import Operator
+from tests.home import Home, strangers
+
+DAY = 86_400
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    home = Home(request.param, tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Home]:
+    home = Home("sqlite", tmp_path)
+    yield home
+    home.close()
+
+
+def test_prune_of_the_store_races_with_a_rewind(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Store.prune() plans first and carries out later without looking again: it buries the head."""
+    session = home.filled(5)
+    first = next(iter(session.tree()))
+    carry_out = Operator.carry_out
+
+    def race(self: Operator, plan: Any, rule: Any) -> None:
+        session.rewind(first)
+        carry_out(self, plan, rule)
+
+    monkeypatch.setattr(Operator, "carry_out", race)
+    home.store.prune(Retention(keep_last=2))
+    home.store.gc()
+    assert session.load()["i"] == 0
+    assert home.store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("mark", ["tag", "label", "fork"])
+def test_prune_of_the_store_races_with_marks(
+    home: Home, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = home.filled(5)
+    first = next(iter(session.tree()))
+    carry_out = Operator.carry_out
+
+    def race(self: Operator, plan: Any, rule: Any) -> None:
+        if mark == "fork" and not home.session("f").exists():
+            session.fork("f", first)
+        elif mark != "fork":
+            getattr(session, mark)(first, "x")
+        carry_out(self, plan, rule)
+
+    monkeypatch.setattr(Operator, "carry_out", race)
+    home.store.prune(Retention(keep_last=2))
+    assert first.id in [c.id for c in session.tree()]
+
+
+def test_undo_after_the_log_was_thinned(home: Home) -> None:
+    """gc drops the log's automatic prunes; the binary search in Log.before then goes wrong."""
+    home.store.retention = Retention(keep_last=20)
+    session = home.session()
+    for i in range(30):
+        session.save({"i": i})
+    session.rewind("@~5")
+    session.save({"i": "x"})
+    session.save({"i": "y"})  # the 32nd: a clean-up
+    home.store.gc()
+    session.undo()
+    session.undo()
+    assert session.load() == {"i": 24}
+
+
+def test_repair_of_an_empty_head_row(home: Home) -> None:
+    """Hangs on SQLite: an empty row is taken for a missing one, INSERT OR IGNORE does nothing."""
+    home.filled(2)
+    home.spoil_head(b"")
+    assert home.store.repair()
+    assert home.session().load()["i"] == 1
+
+
+def test_a_session_without_head(home: Home) -> None:
+    session = home.filled(1)
+    session.undo()
+    assert session.head is None
+    assert session.step == 0
+    assert list(session.history()) == []
+
+
+def test_the_first_of_a_fork_in_the_tree(home: Home) -> None:
+    """listing() looks for the origin's seq among the fork's own."""
+    session = home.filled(3)
+    first = session.get("@~2")
+    fork = session.fork("f", first)
+    session.delete(first)
+    [listed] = fork.tree()
+    assert (listed.ancestor, listed.pruned) == (None, 1)
+
+
+def test_pages_of_an_agent_go_on_when_the_last_is_freed(home: Home) -> None:
+    session = home.store.session("s", agent="x")
+    for i in range(6):
+        session.save({"i": i})
+    page = list(home.store.find(agent="x", limit=3))
+    session.rewind("@~5")
+    session.delete(page[-1])
+    home.store.gc()
+    with pytest.raises(holdfast.CheckpointNotFound):  # said, not begun anew
+        list(home.store.find(agent="x", limit=3, before=page[-1].id))
+
+
+def test_a_damaged_item_hides_what_is_sound(sqlite: Home) -> None:
+    """_Text marks a whole extent as looked at before it has been."""
+    session = sqlite.session()
+    items = [f"{i} {random.Random(i).randbytes(300).hex()}" for i in range(120)]
+    items[110] += " needle"
+    session.save({"log": items[:40]})
+    session.save({"log": items[:80]})
+    whole = session.save({"log": items})
+    end = session.save({"log": items[90:]})
+    session.rewind(whole)
+    session.append("log", "more")
+    sqlite._sql("UPDATE items SET body = ? WHERE pos = (SELECT min(pos) FROM items)", b"torn")
+    assert session.load(end)["log"][20].endswith("needle")
+    assert [c.seq for c in sqlite.store.find(text="needle")] == [4]
+
+
+def test_stats_with_a_deleted_session(home: Home) -> None:
+    """Tombs of deleted sessions are taken from the count of the others."""
+    home.filled(5)
+    other = home.filled(3, "other")
+    other.delete("@~1")
+    other.delete()
+    stats = home.store.stats()
+    assert (stats.sessions, stats.checkpoints, stats.deleted) == (1, 5, 3)
+
+
+def test_undo_and_redo_keep_the_hold_of_a_session(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The redo's own details have no "hold", and gc looks at the newest operation."""
+    session = home.filled(2)
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 3_650 * DAY * 10**9)
+    session.prune(Retention(session_ttl="30d"))
+    assert home.store.gc().sessions == 0
+    session.undo()
+    session.redo()
+    assert home.store.gc().sessions == 0
+    session.undo()
+    assert session.load()["i"] == 1
+
+
+def test_held_sessions_are_counted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = home.filled(2)
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 3_650 * DAY * 10**9)
+    session.prune(Retention(session_ttl="30d"))
+    assert home.store.gc().held == 2
+
+
+def test_automatic_retention_refuses_what_it_does_not_do() -> None:
+    with pytest.raises(InvalidRequest):
+        holdfast.open("memory:", retention=Retention(store_bytes=2_000))
+
+
+def test_store_bytes_of_one_session(home: Home) -> None:
+    """Neither does session.prune(): it should apply or be refused, not be silently ignored."""
+    session = home.session()
+    for i in range(10):
+        session.save({"raw": random.Random(i).randbytes(1_000)})
+    with pytest.raises(InvalidRequest):
+        session.prune(Retention(store_bytes=2_000), dry_run=True)
+
+
+def test_undo_takes_the_newest_deletion(sqlite: Home) -> None:
+    """Numbers come in blocks per process: the highest is not the newest."""
+    other = sqlite.another()
+    sqlite.session("first").save(1)  # takes a block
+    other.session("second").save(1)  # takes the next
+    older = other.session("x")
+    older.save({"older": 1})
+    older.delete()
+    newer = sqlite.session("x")
+    newer.save({"newer": 1})
+    newer.delete()
+    newer.undo()
+    assert newer.load() == {"newer": 1}
+
+
+def test_a_missing_record_is_named_as_lost(home: Home) -> None:
+    home.filled(4)
+    home.spoil_checkpoint(4, None)
+    [done] = home.store.repair()
+    assert done.moved == (4, 3)
+    assert len(done.lost) == 1
+
+
+def test_a_far_future(home: Home) -> None:
+    """Memory: OverflowError. SQLite: "the store is damaged"."""
+    home.filled(1)
+    assert list(home.store.find(since=dt.datetime.max.replace(tzinfo=dt.UTC))) == []
+
+
+@pytest.mark.parametrize("query", [{"after": 5}, {"after": b"x"}, {"agent": 5}, {"agent": ""}])
+def test_sessions_of_the_wrong_type(home: Home, query: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        list(home.store.sessions(**query))
+
+
+def test_the_reason_for_one(home: Home) -> None:
+    """1 == True, so Retention.__str__ leaves out keep_last=1."""
+    plan = home.filled(2).prune(Retention(keep_last=1), dry_run=True)
+    assert plan.verdicts[0].reason == "not kept by keep_last=1"
+
+
+def test_a_backup_that_does_not_verify_leaves_nothing(sqlite: Home, tmp_path: Path) -> None:
+    """The copy's -wal and -shm stay."""
+    sqlite.filled(3)
+    sqlite.spoil_checkpoint(2)
+    with pytest.raises(HoldfastError):
+        sqlite.store.backup(tmp_path / "copy.db")
+    assert strangers(sqlite) == []
+
+
+def test_a_good_backup_is_one_file(sqlite: Home, tmp_path: Path) -> None:
+    sqlite.filled(3)
+    sqlite.store.backup(tmp_path / "copy.db")
+    assert strangers(sqlite) == [tmp_path / "copy.db"]
+
+
+def test_a_folder_that_cannot_be_synced(
+    sqlite: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unavailable is raised, but the copy is there."""
+    sqlite.filled(3)
+    sync = sqlite_file.sync
+
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError("injected")
+        sync(path)
+
+    monkeypatch.setattr(sqlite_file, "sync", fail)
+    with pytest.raises(Unavailable):
+        sqlite.store.backup(tmp_path / "copy.db")
+    assert strangers(sqlite) == []
+
+
+def test_meta_of_nested_types(home: Home) -> None:
+    """Types count at the top ({"n": 1} is not {"n": True}), but not below."""
+    home.session().save(1, meta={"n": [1]})
+    assert list(home.store.find(meta={"n": [True]})) == []
