@@ -14,6 +14,8 @@ beyond Store and Session:
 - Context variables are visible in workers. What is called back (`progress` of gc) runs in one.
 - Iterators fetch a page at a time, when it is needed. What reads before it returns is awaited, so
   also `session = await store.session(…)` and `async for event in await session.watch()`.
+
+Long because it has a counterpart for every method of Store and Session.
 """
 
 from __future__ import annotations
