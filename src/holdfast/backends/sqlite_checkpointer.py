@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import apsw
@@ -35,16 +36,25 @@ class Checkpointer:
         self._stopped = False
 
     def after_commit(self, connection: apsw.Connection, _: str, pages: int) -> int:
-        """SQLite calls this after every commit."""
+        """SQLite calls this after every commit, which is done: so nothing may be raised here."""
+        if pages >= _PAGES:
+            try:
+                self._ask(connection, pages)
+            except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
+                _log.warning("the log could not be written back: %s", e)
+        return apsw.SQLITE_OK
+
+    def _ask(self, connection: apsw.Connection, pages: int) -> None:
         if pages >= _TOO_MANY:
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        elif pages >= _PAGES and not self._wanted.is_set():
+            with suppress(apsw.BusyError):
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        elif not self._wanted.is_set():
             if self._thread is None:
                 name = "holdfast checkpointer"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._wanted.set()
-        return apsw.SQLITE_OK
 
     def _run(self) -> None:
         while True:

@@ -1,0 +1,81 @@
+"""The log is written back off the path of a save, and whatever happens there, no save fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast.backends import sqlite_checkpointer
+from holdfast.backends.sqlite_checkpointer import Checkpointer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def fill(session: holdfast.Session, count: int = 60) -> None:
+    for n in range(count):
+        session.append("log", f"{n} " + "x" * 3_000)
+
+
+def test_a_thread_writes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_checkpointer, "_PAGES", 20)
+    where: set[str] = set()
+    real = Checkpointer._run
+
+    def run(self: Checkpointer) -> None:
+        where.add(threading.current_thread().name)
+        real(self)
+
+    monkeypatch.setattr(Checkpointer, "_run", run)
+    path = tmp_path / "store.db"
+    with holdfast.open(path) as store:
+        empty = path.stat().st_size
+        fill(store.session("s"))
+        while path.stat().st_size == empty:
+            time.sleep(0.001)
+        fill(store.session("s"))
+        assert len(store.session("s").load()["log"]) == 120
+    assert where == {"holdfast checkpointer"}
+    assert not [t for t in threading.enumerate() if t.name == "holdfast checkpointer"]
+
+
+@pytest.mark.parametrize("how", ["no thread", "no connection", "busy"])
+def test_its_failure_fails_no_save(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise {"no thread": RuntimeError, "no connection": OSError, "busy": apsw.BusyError}[how](
+            how
+        )
+
+    with holdfast.open(tmp_path / "store.db") as store:
+        monkeypatch.setattr(sqlite_checkpointer, "_PAGES", 5)
+        if how == "no thread":
+            monkeypatch.setattr(threading.Thread, "start", fail)
+        elif how == "no connection":
+            monkeypatch.setattr(store.backend._checkpointer, "_connect", fail)  # type: ignore[attr-defined]
+        else:
+            monkeypatch.setattr(sqlite_checkpointer, "_TOO_MANY", 5)
+            monkeypatch.setattr(Checkpointer, "_ask", fail)
+        session = store.session("s")
+        fill(session, 20)
+        assert len(session.load()["log"]) == 20
+        monkeypatch.undo()
+
+
+def test_the_writer_does_it_if_the_thread_does_not_keep_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_checkpointer, "_PAGES", 5)
+    monkeypatch.setattr(sqlite_checkpointer, "_TOO_MANY", 10)
+    path = tmp_path / "store.db"
+    with holdfast.open(path) as store:
+        before = path.stat().st_size
+        fill(store.session("s"))
+        assert path.stat().st_size > before
+        assert store.verify().ok
