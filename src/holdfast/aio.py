@@ -8,8 +8,7 @@ beyond Store and Session:
   order in which they were made. However many wait, they take one worker.
 - A call that is cancelled before a worker began it never runs. One that runs is finished first;
   only then is CancelledError raised, with the call's own error, if it failed, as its cause. Either
-  way the handle expects the head that the session has, and the next save works. So a timeout does
-  not cut a commit short, and waits for it.
+  way the handle knows what was written, and the next save works. So a timeout waits for a commit.
 - A state is encoded in a worker: do not change it while its save is awaited.
 - Context variables are visible in workers. What is called back (`progress` of gc) runs in one.
 - Iterators fetch a page at a time, when it is needed. What reads before it returns is awaited, so
@@ -28,7 +27,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
@@ -85,27 +84,25 @@ class Opening:
 
     def __init__(self, make: Callable[[], Store], workers: int) -> None:
         self._make, self._count = make, workers
-        self._entered: list[AsyncStore] = []
 
     def __await__(self) -> Generator[Any, None, AsyncStore]:
         return self._open().__await__()
 
     async def __aenter__(self) -> AsyncStore:
-        self._entered.append(await self._open())
-        return self._entered[-1]
+        self._store = await self
+        return self._store
 
     async def __aexit__(self, *error: object) -> None:
-        await self._entered.pop().close()
+        await self._store.close()
 
     async def _open(self) -> AsyncStore:
-        opened: list[Store] = []
-        workers = _Workers(self._count)
+        workers, opened = _Workers(self._count), ExitStack()
         try:
-            await workers.call(lambda: opened.append(self._make()))
+            store = await workers.call(lambda: opened.enter_context(self._make()))
         except BaseException:
-            await workers.close(*(store.close for store in opened))  # opened, but too late
+            await workers.close(opened.close)  # it may be open, but nobody has it
             raise
-        return AsyncStore(opened[0], workers)
+        return AsyncStore(store, workers)
 
 
 # -- calls in threads ----------------------------------------------------------------------------
@@ -165,9 +162,7 @@ class _Call(Generic[T]):
 
 
 class _Mailbox:
-    """Brings finished calls to their loop. Under load, many at a time: each time that a loop is
-    woken up, it takes the interpreter from the workers, which costs more than all the rest.
-    """
+    """Brings finished calls to their loop; many at a time, because waking it up costs most."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -244,12 +239,11 @@ class _Workers:
             if lane.pool is not self._pool:  # its first call; what a fork left in it never runs
                 lane.pool, lane.calls = self._pool, deque()
             lane.calls.append(call)
-            if len(lane.calls) > 1:
-                return
-            self._ready.append(lane)
-            if self._active < self._count:
-                self._active += 1
-                self._pool.submit(self._work)
+            if len(lane.calls) == 1:
+                self._ready.append(lane)
+                if self._active < self._count:
+                    self._active += 1
+                    self._pool.submit(self._work)
 
     def _work(self) -> None:
         """In a worker: a call of each lane in turn, until there is none."""
@@ -264,25 +258,21 @@ class _Workers:
                     self._active -= 1
                     return
                 done = self._ready.popleft()
-            call = done.calls[0]
-            if call.claim():
-                call.carry_out()
-            del call
+            if done.calls[0].claim():
+                done.calls[0].carry_out()
 
-    async def close(self, *then: Callable[[], None]) -> None:
+    async def close(self, then: Callable[[], None]) -> None:
         """Refuse new calls, wait for those that were made, and do the rest."""
 
         def finish() -> None:
             self._pool.shutdown()
-            for step in then:
-                step()
+            then()
 
         with self._lock:
             self._closing = True
         call = _Call(finish)
         call.claim()
-        # In a thread beside the pool, because it waits for those of the pool.
-        threading.Thread(target=call.carry_out).start()
+        threading.Thread(target=call.carry_out).start()  # not in the pool, which it waits for
         await call.outcome()
 
 
@@ -302,40 +292,64 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Mirror(Generic[S]):
-    """Stands for `sync`, an object of the sync API, which code that may block is free to use.
-
-    Its methods are called by name, because it may be a subclass.
-    """
+    """Stands for `sync`, an object of the sync API, which code that may block is free to use."""
 
     def __init__(self, sync: S, workers: _Workers) -> None:
-        self.sync, self._workers = sync, workers
+        self.sync, self._workers, self._lane = sync, workers, _Lane(workers)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.sync)[1:]}"
+
+    async def watch(
+        self, *, interval: float = 0.1, patience: float | None = None
+    ) -> AsyncIterator[Event]:
+        """Checkpoints and operations as they land from now on, whoever makes them.
+
+        Ends after `patience` seconds without any, and when the store is closed.
+        """
+        return self._follow(await self._workers.call(self._watcher), interval, patience)
+
+    def _watcher(self) -> Watcher:
+        raise NotImplementedError
+
+    async def _follow(
+        self, watcher: Watcher, interval: float, patience: float | None
+    ) -> AsyncIterator[Event]:
+        """As Watcher.follow(), but no worker sleeps."""
+        heard = time.monotonic()
+        with suppress(InvalidRequest):  # closed
+            while True:
+                news = await self._workers.call(watcher.poll)
+                for event in news:
+                    yield event
+                if news:
+                    heard = time.monotonic()
+                elif patience is not None and time.monotonic() - heard >= patience:
+                    return
+                else:
+                    await asyncio.sleep(interval)
 
 
 def _awaited(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[_Mirror[S], P], Coroutine[Any, Any, T]]:
-    """The same method, run by a worker."""
+    """The same method, by its name (`sync` may be of a subclass), run by a worker."""
 
     @functools.wraps(method)
     async def call(self: _Mirror[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        same: Callable[P, T] = getattr(self.sync, method.__name__)
-        return await self._workers.call(same, *args, **kwargs)
+        return await self._workers.call(getattr(self.sync, method.__name__), *args, **kwargs)
 
     return call
 
 
 def _in_turn(
-    method: Callable[Concatenate[Session, P], T],
-) -> Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, T]]:
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[_Mirror[S], P], Coroutine[Any, Any, T]]:
     """The same method, run by a worker after those that were called before it."""
 
     @functools.wraps(method)
-    async def call(self: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        same: Callable[P, T] = getattr(self.sync, method.__name__)
-        return await self._lane.call(same, *args, **kwargs)
+    async def call(self: _Mirror[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._lane.call(getattr(self.sync, method.__name__), *args, **kwargs)
 
     return call
 
@@ -352,30 +366,9 @@ def _paged(
 
     @functools.wraps(method)
     def call(self: _Mirror[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        same: Callable[P, Iterator[T]] = getattr(self.sync, method.__name__)
-        return pages(self._workers, same(*args, **kwargs))
+        return pages(self._workers, getattr(self.sync, method.__name__)(*args, **kwargs))
 
     return call
-
-
-async def _follow(
-    workers: _Workers, watcher: Watcher, interval: float, patience: float | None
-) -> AsyncIterator[Event]:
-    """As Watcher.follow(), but no worker sleeps."""
-    heard = time.monotonic()
-    while True:
-        try:
-            news = await workers.call(watcher.poll)
-        except InvalidRequest:
-            return  # closed
-        for event in news:
-            yield event
-        if news:
-            heard = time.monotonic()
-        elif patience is not None and time.monotonic() - heard >= patience:
-            return
-        else:
-            await asyncio.sleep(interval)
 
 
 class AsyncStore(_Mirror[Store]):
@@ -396,12 +389,8 @@ class AsyncStore(_Mirror[Store]):
         session = await self._workers.call(self.sync.session, name, agent=agent)
         return AsyncSession(session, self._workers)
 
-    async def watch(
-        self, *, interval: float = 0.1, patience: float | None = None
-    ) -> AsyncIterator[Event]:
-        """session.watch() for all sessions, those to come included."""
-        watcher = await self._workers.call(Watcher, self.sync.backend)
-        return _follow(self._workers, watcher, interval, patience)
+    def _watcher(self) -> Watcher:
+        return Watcher(self.sync.backend)
 
     get = _awaited(Store.get)
     sessions = _paged(Store.sessions)
@@ -416,10 +405,6 @@ class AsyncStore(_Mirror[Store]):
 
 class AsyncSession(_Mirror[Session]):
     """A Session whose methods are awaited, and its properties head and step with them."""
-
-    def __init__(self, session: Session, workers: _Workers) -> None:
-        super().__init__(session, workers)
-        self._lane = _Lane(workers)
 
     @property
     def name(self) -> str:
@@ -444,8 +429,7 @@ class AsyncSession(_Mirror[Session]):
 
     async def fork(self, name: str, at: Revision | None = None) -> AsyncSession:
         """A new session that begins with this one's state at `at` (the head). No data is copied."""
-        other = await self._lane.call(self.sync.fork, name, at)
-        return AsyncSession(other, self._workers)
+        return AsyncSession(await self._lane.call(self.sync.fork, name, at), self._workers)
 
     async def head(self) -> Checkpoint | None:
         """The newest checkpoint of the line the session is on, as it is in the store now."""
@@ -459,17 +443,8 @@ class AsyncSession(_Mirror[Session]):
         """How many checkpoints the session has, on all branches: len() of a Session."""
         return await self._workers.call(len, self.sync)
 
-    async def watch(
-        self, *, interval: float = 0.1, patience: float | None = None
-    ) -> AsyncIterator[Event]:
-        """Checkpoints and operations as they land, from the moment this returns an iterator.
-
-        `async for event in await session.watch()`. Ends after `patience` seconds without any, and
-        when the store is closed.
-        """
-        backend = self.sync._store.backend
-        watcher = await self._workers.call(Watcher, backend, self.name)
-        return _follow(self._workers, watcher, interval, patience)
+    def _watcher(self) -> Watcher:
+        return Watcher(self.sync._store.backend, self.name)
 
     exists = _awaited(Session.exists)
     get = _awaited(Session.get)

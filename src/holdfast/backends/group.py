@@ -34,31 +34,23 @@ class Member:
 
 
 class Group:
-    """`one` writes a change; `many` writes several, and finishes each member."""
+    """`write` writes the changes of several members, and finishes each of them."""
 
-    def __init__(self, one: Callable[[Change], None], many: Callable[[list[Member]], None]) -> None:
+    def __init__(self, write: Callable[[list[Member]], None]) -> None:
         self.lock = threading.Lock()
-        """Held while somebody writes; also by others who need the writer for themselves."""
-        self._one, self._many = one, many
+        """Whoever holds it writes. Who does not get it at once joins those who wait."""
+        self._write = write
         self._waiting: deque[Member] = deque()
-
-    def commit(self, change: Change) -> None:
-        if self.lock.acquire(blocking=False):
-            try:
-                self._one(change)
-            finally:
-                self.release()
-        else:
-            self._join(change)
 
     def release(self) -> None:
         """Let go of the lock, and let the first who waits go on."""
         self.lock.release()
-        # Only now: who comes to wait after this finds the lock free.
-        with suppress(IndexError):
-            self._waiting.popleft().wake.release()
+        if self._waiting:  # asked only now: who comes to wait after this finds the lock free
+            with suppress(IndexError):
+                self._waiting.popleft().wake.release()
 
-    def _join(self, change: Change) -> None:
+    def join(self, change: Change) -> None:
+        """Wait until the change is written, by another or by ourselves."""
         member = Member(change)
         self._waiting.append(member)
         ours = self.lock.acquire(blocking=False)  # the writer may have left meanwhile
@@ -95,7 +87,7 @@ class Group:
                     break
                 if other is not member:
                     batch.append(other)
-            self._many(batch)
+            self._write(batch)
         finally:
             for other in batch[1:]:
                 if not other.done:  # we were interrupted; it may try by itself

@@ -49,7 +49,7 @@ class SqliteBackend(Backend):
     ) -> None:
         self.path, self.read_only = path, read_only
         self._options = {"durability": durability, "timeout": timeout}
-        self._group = Group(self._write_one, self._write_many)
+        self._group = Group(self._write_many)
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._checkpointer = Checkpointer(self._connect)
@@ -166,7 +166,14 @@ class SqliteBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        self._group.commit(change)
+        group = self._group
+        if not group.lock.acquire(blocking=False):
+            group.join(change)
+            return
+        try:
+            self._write_one(change)
+        finally:
+            group.release()
 
     def _write_one(self, change: Change) -> None:
         try:
