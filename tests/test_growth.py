@@ -13,7 +13,7 @@ import holdfast
 import holdfast.writing
 from holdfast import growth
 from holdfast.backends.memory import MemoryBackend
-from holdfast.codec import records, values
+from holdfast.codec import chunks, records, values
 from tests.test_layout import message, text
 
 if TYPE_CHECKING:
@@ -373,3 +373,15 @@ def test_the_head_moved(kind: str, how: str, meanwhile: str, tmp_path: Path) -> 
             assert store.session("s").load() == before
             assert len(session) == (3 if meanwhile == "append" else 2)
         assert store.verify(read_data=True).ok
+
+
+def test_joined_chunks_know_what_either_holds() -> None:
+    """Also what was worked out before: the types that bytes leave open, and hashes."""
+    plain, tagged = (
+        chunks.group([(values.encode({"data": data}), None)])[0] for data in ("text", b"bytes")
+    )
+    assert (plain.lookalikes(), tagged.lookalikes()) == (False, True)
+    for a, b in ((plain, tagged), (tagged, plain)):
+        assert a.joined(b).lookalikes()
+        assert a.joined(b).hashes() == a.hashes() + b.hashes()
+    assert not plain.joined(plain).lookalikes()
