@@ -4,9 +4,16 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.home import Home
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -86,3 +93,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("CI=true: a skipped test is a failure", red=True)
         for test, why in sorted(SKIPPED.items()):
             terminalreporter.line(f"{test}: {why}")
+
+
+@contextmanager
+def _home(kind: str, folder: Path) -> "Iterator[Home]":
+    from tests.home import Home  # only here: this file is also tried out on its own
+
+    home = Home(kind, folder)
+    yield home
+    home.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Home]":
+    """A store of each kind, and ways to spoil it."""
+    with _home(request.param, tmp_path) as home:
+        yield home
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> "Iterator[Home]":
+    with _home("sqlite", tmp_path) as home:
+        yield home

@@ -27,20 +27,6 @@ START = dt.datetime(2030, 3, 4, 12, tzinfo=dt.UTC)
 STATUSES = ["in_progress", "completed", "failed", "halted"]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Iterator[Home]:
-    home = Home("sqlite", tmp_path)
-    yield home
-    home.close()
-
-
 class Ticking:
     """A clock that goes on by a second with every look."""
 

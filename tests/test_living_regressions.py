@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,6 @@ from holdfast.operations import Operator
 from tests.home import Home, strangers
 
 DAY = 86_400
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Iterator[Home]:
-    home = Home("sqlite", tmp_path)
-    yield home
-    home.close()
 
 
 def test_prune_of_the_store_races_with_a_rewind(
@@ -74,45 +59,12 @@ def test_prune_of_the_store_races_with_marks(
     assert first.id in [c.id for c in session.tree()]
 
 
-def test_undo_after_the_log_was_thinned(home: Home) -> None:
-    """gc drops the log's automatic prunes; the binary search in Log.before then goes wrong."""
-    home.store.retention = Retention(keep_last=20)
-    session = home.session()
-    for i in range(30):
-        session.save({"i": i})
-    session.rewind("@~5")
-    session.save({"i": "x"})
-    session.save({"i": "y"})  # the 32nd: a clean-up
-    home.store.gc()
-    session.undo()
-    session.undo()
-    assert session.load() == {"i": 24}
-
-
 def test_repair_of_an_empty_head_row(home: Home) -> None:
     """Hangs on SQLite: an empty row is taken for a missing one, INSERT OR IGNORE does nothing."""
     home.filled(2)
     home.spoil_head(b"")
     assert home.store.repair()
     assert home.session().load()["i"] == 1
-
-
-def test_a_session_without_head(home: Home) -> None:
-    session = home.filled(1)
-    session.undo()
-    assert session.head is None
-    assert session.step == 0
-    assert list(session.history()) == []
-
-
-def test_the_first_of_a_fork_in_the_tree(home: Home) -> None:
-    """listing() looks for the origin's seq among the fork's own."""
-    session = home.filled(3)
-    first = session.get("@~2")
-    fork = session.fork("f", first)
-    session.delete(first)
-    [listed] = fork.tree()
-    assert (listed.ancestor, listed.pruned) == (None, 1)
 
 
 def test_pages_of_an_agent_go_on_when_the_last_is_freed(home: Home) -> None:

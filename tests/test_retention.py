@@ -27,13 +27,6 @@ HOUR, DAY = 3_600, 86_400
 START = dt.datetime(2030, 3, 4, 12, tzinfo=dt.UTC)  # a Monday
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
 class Clock:
     """The wall clock and the machine's uptime, each set as a test likes."""
 

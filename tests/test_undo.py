@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -348,13 +348,6 @@ def test_undo_equals_model(machine: type[UndoMachine], rounds: Any) -> None:
 # -- one by one ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
 OPERATIONS: dict[str, Callable[[holdfast.Session], Any]] = {
     "save": lambda s: s.save({"new": 1}, label="n", tags=["t"]),
     "append": lambda s: s.append("log", "one more"),
@@ -614,7 +607,7 @@ def test_an_automatic_prune_is_invisible(home: Home) -> None:
 
 
 def test_undo_when_the_log_was_thinned(home: Home) -> None:
-    """gc forgets clean-ups whose prey is freed; what else was done keeps its place."""
+    """A clean-up is not in the log; what else was done keeps its place."""
     home.store.retention = Retention(keep_last=20)
     session = home.session()
     for i in range(30):

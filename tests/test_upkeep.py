@@ -26,20 +26,6 @@ from holdfast.errors import (
 from tests.home import Home, strangers
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> Iterator[Home]:
-    home = Home("sqlite", tmp_path)
-    yield home
-    home.close()
-
-
 def dump(path: Path) -> dict[str, list[Any]]:
     """All rows of a store, but for the counters, of which every process takes its share."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
