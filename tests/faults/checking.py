@@ -46,6 +46,7 @@ def findings(
     try:
         found += _checkpoints(store, ledger, loads, seed)
         found += _heads(store, ledger)
+        found += _deleted(store, ledger, seed)
         if deep and not found and not store.verify(read_data=True).ok:
             found.append("verify reports damage")
         if deep and not found:
@@ -99,6 +100,20 @@ def _heads(store: Any, ledger: Ledger) -> list[str]:
             continue
         if digest(state) not in possible:
             found.append(f"wrong state: head of {name!r} is neither acknowledged nor attempted")
+    return found
+
+
+def _deleted(store: Any, ledger: Ledger, seed: int) -> list[str]:
+    """What is to be deleted is there or not, but never another; what was deleted is not."""
+    found = []
+    for promised in (ledger.doomed, ledger.gone):
+        chosen = random.Random(seed).sample(sorted(promised), min(len(promised), 6))
+        for checkpoint_id in chosen:
+            session, expected = promised[checkpoint_id]
+            what = load_findings(store.session(session), checkpoint_id, expected)
+            found += [each for each in what if not each.startswith("lost: ")]
+            if not what and promised is ledger.gone:
+                found.append(f"deleted, but there: {checkpoint_id}")
     return found
 
 

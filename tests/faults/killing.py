@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import ledger as books
 from . import processes, workload
 from .checking import findings, scratch
 from .failing_io import Make
 from .ledger import Ledger, complete_lines
-from .workload import State, url_of
+from .workload import State, Weights, url_of
 from .writer import Writer
 
 ROUNDS = 40  # on one store, then a new one: checks get slower as it grows
@@ -35,33 +37,47 @@ class Report:
 class AcknowledgesFirst(Writer):
     """A mutant: reports the acknowledgement before it saves."""
 
-    def begin(self, name: str, state: State) -> None:
-        super().begin(name, state)
+    def begin(self, name: str, state: State, *more: Any, **options: Any) -> None:
+        super().begin(name, state, *more, **options)
         self.say(books.ack_line(self.n, None))
 
 
-def campaign(kills: int, *, seed: int = 0, writers: int = 1, make: Make = Writer) -> Report:
+def campaign(
+    kills: int,
+    *,
+    seed: int = 0,
+    writers: int = 1,
+    make: Make = Writer,
+    weights: Weights = workload.USUAL,
+) -> Report:
     """Kill writers `kills` times; several at once each have their own session."""
     rng = random.Random(seed)
     report = Report()
     while report.kills < kills:
         with scratch() as folder:
-            _one_store(folder, min(kills - report.kills, ROUNDS), writers, make, rng, report)
+            left = min(kills - report.kills, ROUNDS)
+            start = partial(_start, folder, make, weights)
+            _one_store(url_of(folder), left, writers, start, rng, report)
     return report
 
 
 def _one_store(
-    folder: Path, kills: int, writers: int, make: Make, rng: random.Random, report: Report
+    url: str,
+    kills: int,
+    writers: int,
+    start: Callable[[Sequence[str], int, int], processes.Child],
+    rng: random.Random,
+    report: Report,
 ) -> None:
     ledger, last = Ledger(), report.kills + kills
     while report.kills < last:
         children = [
-            _start(
-                folder, SESSIONS[number::writers], make, rng.getrandbits(32), report.kills + number
-            )
+            start(SESSIONS[number::writers], rng.getrandbits(32), report.kills + number)
             for number in range(writers)
         ]
         for child in children:
+            if rng.random() < 0.8:
+                child.listen(10.0, until=1)  # the others are killed while they begin
             child.listen(rng.choice([rng.uniform(0, 0.01), rng.uniform(0, 0.06)]))
             child.kill()
             report.kills += 1
@@ -75,7 +91,7 @@ def _one_store(
         report.acknowledged += ledger.acknowledged - before
         at_the_end = report.kills >= last
         found = ledger.errors + findings(
-            url_of(folder), ledger, loads=None if at_the_end else 8, deep=at_the_end
+            url, ledger, loads=None if at_the_end else 8, deep=at_the_end
         )
         if found:
             report.failures.append(f"  kill {report.kills}: {'; '.join(found[:3])}")
@@ -83,13 +99,13 @@ def _one_store(
 
 
 def _start(
-    folder: Path, sessions: Sequence[str], make: Make, seed: int, number: int
+    folder: Path, make: Make, weights: Weights, sessions: Sequence[str], seed: int, number: int
 ) -> processes.Child:
     def run(out: int) -> None:
         writer = make(url_of(folder), out)
         writer.rng.seed(seed)
         writer.n = number << 20  # numbers go on where no earlier writer of the ledger has been
-        writer.adopt(sessions)
-        writer.run(workload.endless(seed, sessions))
+        writer.adopt([name for session in sessions for name in workload.family(session)])
+        writer.run(workload.endless(seed, sessions, weights))
 
     return processes.fork(run)

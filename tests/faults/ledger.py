@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,15 @@ class Ledger:
     A writer announces each operation (`begin`, with the digest of the state that the session's head
     will have) before it starts, and then reports `ack` with the head's id, or `error`. From that
     follows what may be found later: every acknowledged checkpoint, exactly; and as head of a
-    session what was acknowledged last, or what was attempted since. A writer that goes on where
-    another was stopped reports as `found` what it starts from, which settles that question.
+    session what was acknowledged last, or what was attempted since. What an operation deletes is
+    announced with it: that may be there or not, until the acknowledgement says what is gone. A
+    writer that goes on where another was stopped reports as `found` what it starts from, which
+    settles that question.
     """
 
     saved: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> session, digest
+    doomed: dict[str, tuple[str, str]] = field(default_factory=dict)  # may be there, or not
+    gone: dict[str, tuple[str, str]] = field(default_factory=dict)  # must not be there
     heads: dict[str, set[str]] = field(default_factory=dict)  # session -> digests its head may have
     may_be_missing: set[str] = field(
         default_factory=set
@@ -35,7 +39,8 @@ class Ledger:
     wrong: list[str] = field(
         default_factory=list
     )  # what the writer itself saw and should not have seen
-    _open: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _open: dict[int, tuple[str, str | None]] = field(default_factory=dict)
+    _going: dict[int, list[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, lines: Iterable[bytes]) -> Ledger:
@@ -49,16 +54,25 @@ class Ledger:
         if entry["is"] == "begin":
             session, state = entry["session"], entry["digest"]
             self._open[entry["n"]] = (session, state)
-            if session not in self.heads:
+            if not self.heads.get(session) or state is None:
                 self.may_be_missing.add(session)
-            self.heads.setdefault(session, set()).add(state)
+            self.heads.setdefault(session, set())
+            if state is not None:
+                self.heads[session].add(state)
+            self._condemn(entry["n"], session, entry["deletes"])
         elif entry["is"] == "ack":
             session, state = self._open[entry["n"]]
+            self.acknowledged += 1
+            for id_ in self._going.pop(entry["n"], ()):
+                deleted = state is None or id_ in entry["deleted"]
+                (self.gone if deleted else self.saved)[id_] = self.doomed.pop(id_)
+            if state is None:  # the session itself
+                self.heads[session] = set()
+                return
             if entry["id"] is not None:
                 self.saved[entry["id"]] = (session, state)
             self.heads[session] = {state}
             self.may_be_missing.discard(session)
-            self.acknowledged += 1
         elif entry["is"] == "found":
             session, state = entry["session"], entry["digest"]
             if state not in self.heads.get(session, set()):
@@ -70,13 +84,22 @@ class Ledger:
         elif entry["is"] == "wrong":
             self.wrong.append(entry["what"])
 
+    def _condemn(self, n: int, session: str, ids: Sequence[str]) -> None:
+        if self._open[n][1] is None:
+            ids = [id_ for id_, (name, _) in self.saved.items() if name == session]
+        self._going[n] = [id_ for id_ in ids if id_ in self.saved]
+        for id_ in self._going[n]:
+            self.doomed[id_] = self.saved.pop(id_)
 
-def begin_line(n: int, session: str, state: str) -> bytes:
-    return _line({"is": "begin", "n": n, "session": session, "digest": state})
+
+def begin_line(n: int, session: str, state: str | None, deletes: Sequence[str] = ()) -> bytes:
+    """`deletes` are those that may go; `state` is None when the whole session is to go."""
+    entry = {"is": "begin", "n": n, "session": session, "digest": state, "deletes": [*deletes]}
+    return _line(entry)
 
 
-def ack_line(n: int, checkpoint_id: str | None) -> bytes:
-    return _line({"is": "ack", "n": n, "id": checkpoint_id})
+def ack_line(n: int, checkpoint_id: str | None, deleted: Sequence[str] = ()) -> bytes:
+    return _line({"is": "ack", "n": n, "id": checkpoint_id, "deleted": [*deleted]})
 
 
 def found_line(session: str, state: str) -> bytes:

@@ -47,13 +47,18 @@ class Report:
 
 
 def record(
-    script: str, *, backend: str = "sqlite", durability: str = "full", inject: str = ""
+    script: str,
+    *,
+    backend: str = "sqlite",
+    durability: str = "full",
+    inject: str = "",
+    program: str = "writer",
 ) -> Recording:
     """Trace a writer that runs `script` on a new store; `inject` is a fault in strace's words."""
     with scratch() as folder:
         store, said, traced = folder / "store", folder / "ledger", folder / "trace"
         store.mkdir()
-        arguments = [f"{__package__}.writer", str(store), str(said), script, backend, durability]
+        arguments = [f"{__package__}.{program}", str(store), str(said), script, backend, durability]
         tracing.record(arguments, traced, inject=inject)
         events = Journal(str(store), str(said)).follow(tracing.read(traced))
         files = {

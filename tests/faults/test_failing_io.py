@@ -29,11 +29,20 @@ def test_an_error_or_a_true_acknowledgement(call, error, forever):
     assert not report.failures, str(report)
 
 
+@pytest.mark.parametrize(("call", "error"), FAULTS)
+def test_the_same_while_gc_frees(rounds, call, error):
+    """Each failing call in turn, but the first ones: those of opening and saving are above."""
+    report = failing_io.campaign(Fault(call, error), script="tidy", stride=rounds(3, torture=1))
+    print(report)
+    assert not report.failures, str(report)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("script", ["tidy", "long"])
 @pytest.mark.parametrize(("call", "error"), FAULTS)
-def test_the_same_in_a_long_run(call, error, forever):
-    report = failing_io.campaign(Fault(call, error, forever), script="long")
+def test_the_same_in_a_long_run(call, error, script, forever):
+    report = failing_io.campaign(Fault(call, error, forever), script=script)
     print(report)
     assert not report.failures, str(report)
 

@@ -14,7 +14,7 @@ recorded = functools.cache(powerloss.record)
 MANY = int(os.environ.get("HOLDFAST_STATES", "1_000_000"))
 
 
-@pytest.mark.parametrize("script", ["short", "long"])
+@pytest.mark.parametrize("script", ["short", "long", "tidy"])
 def test_the_model_ends_where_the_real_disk_does(script):
     recording = recorded(script)
     assert powerloss.replayed(recording) == recording.files
@@ -22,9 +22,9 @@ def test_the_model_ends_where_the_real_disk_does(script):
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("script", "usual"), [("short", 1000), ("long", 200)])
+@pytest.mark.parametrize(("script", "usual"), [("short", 1000), ("long", 200), ("tidy", 600)])
 def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
-    states = rounds(usual, torture=MANY // 8)
+    states = rounds(usual, torture=MANY // 12)
     report = powerloss.campaign(
         recorded(script), states=states, directories=directories, part=(part, PARTS)
     )
@@ -54,3 +54,9 @@ def test_mutant_that_does_not_sync_directories(script):
     report = powerloss.campaign(recorded(script).without_directory_syncs(), states=150)
     print(report)
     assert report.lost
+
+
+def test_mutant_that_frees_in_two_transactions():
+    report = powerloss.campaign(recorded("tidy", program="sweeping"), states=400)
+    print(report)
+    assert report.failures

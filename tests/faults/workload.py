@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 State = dict[str, Any]
-Kind = Literal["save", "append", "patch", "rewind", "fork", "reopen"]
+Kind = Literal[
+    "save", "append", "patch", "rewind", "fork", "prune", "regret", "drop", "gc", "reopen"
+]
 
 WORDS = (
     "plan book flight hotel budget refuse retry answer tool call result page search user agree "
@@ -18,9 +20,21 @@ WORDS = (
 ).split()
 
 
+BIG = 30
+Weights = dict[Kind, int]
+USUAL: Weights = {
+    "append": 50, "save": 12, "patch": 12, "rewind": 6, "reopen": 4,
+    "fork": 5, "prune": 4, "regret": 2, "drop": 2, "gc": 4,
+}  # fmt: skip
+TIDYING: Weights = {
+    "append": 15, "save": 25, "rewind": 5, "fork": 10,
+    "prune": 15, "regret": 10, "drop": 5, "gc": 15,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Step:
-    """One operation on `session`; `count` is how far to rewind, or how much text to write."""
+    """One operation on `session`; `count`: how far to rewind, how many to keep, how much text."""
 
     kind: Kind
     session: str = "main"
@@ -70,16 +84,57 @@ def small() -> list[Step]:
     return [*short(), Step("patch", "side", count=70), Step("append", "side")]
 
 
-SCRIPTS = {"short": short, "long": long, "small": small}
+def tidy() -> list[Step]:
+    """Checkpoints and sessions deleted and freed: forks of forks, siblings, big values, packs."""
+    return [
+        Step("save", count=40),
+        *[Step("append") for _ in range(4)],
+        Step("fork", into="fork"),
+        *[Step("append", "fork") for _ in range(3)],
+        Step("fork", "fork", into="deep"),
+        Step("save", "deep", count=30),
+        Step("append", "deep"),
+        Step("rewind", count=2),
+        Step("save", count=35),
+        Step("regret"),
+        Step("prune"),
+        Step("gc"),
+        Step("append"),
+        Step("save"),
+        Step("prune", "fork"),
+        Step("drop", "fork"),
+        Step("gc"),
+        Step("append", "deep"),
+        Step("reopen"),
+        Step("fork", into="fork"),
+        Step("append", "fork"),
+        Step("prune", "deep", count=2),
+        Step("gc"),
+        Step("append"),
+    ]
 
 
-def endless(seed: int, sessions: Sequence[str]) -> Iterator[Step]:
+SCRIPTS = {"short": short, "long": long, "small": small, "tidy": tidy}
+
+
+def family(session: str) -> list[str]:
+    """A session, its fork, and the fork of that."""
+    return [session, f"{session} fork", f"{session} fork fork"]
+
+
+def endless(seed: int, sessions: Sequence[str], weights: Weights = USUAL) -> Iterator[Step]:
     """Operations for a writer that is going to be killed."""
     rng = random.Random(seed)
-    kinds: list[Kind] = ["append", "save", "patch", "rewind", "reopen"]
     while True:
-        (kind,) = rng.choices(kinds, [60, 15, 15, 6, 4])
-        yield Step(kind, rng.choice(sessions), rng.choice([1, 1, 1, 4, 30]))
+        (kind,) = rng.choices([*weights], [*weights.values()])
+        names = family(rng.choice(sessions))
+        place = rng.choice([0, 0, 0, 1, 1, 2])
+        if kind == "fork":
+            yield Step(kind, names[place % 2], into=names[place % 2 + 1])
+        elif kind == "drop":
+            yield Step(kind, names[max(place, 1)])
+        else:
+            yield Step(kind, names[place], rng.choice([1, 1, 1, 4, BIG]))
 
 
 def text(rng: random.Random, words: int) -> str:
@@ -112,6 +167,8 @@ def next_state(step: Step, state: State, rng: random.Random) -> tuple[State, dic
     messages.append(message(rng, step.count))
     if len(messages) > 2:  # an edit in the middle, so that a save is more than an append
         messages[len(messages) // 2]["content"] = text(rng, 12)
+    if step.count == 1:  # now one, now another of a few that all sessions share
+        after["page"] = text(random.Random(rng.randrange(40)), 1500)
     after["ratio"] = rng.random()
     after["flags"] = {"done": None, "ok": rng.random() < 0.5, "size": [1, 2.5, "three"]}
     return after, {}

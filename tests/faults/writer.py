@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Writer:
         try:
             self.open()
             for name in (step.session, step.into):
-                if name:
+                if name and step.kind not in ("gc", "reopen"):
                     self.settle(name)
             self.perform(step)
         except holdfast.HoldfastError as error:
@@ -108,8 +109,14 @@ class Writer:
             self.close()
             self.open()
             return
+        if step.kind == "gc":
+            self.store.gc()
+            return
         line = self.line(step.session)
-        if step.kind == "rewind":
+        if step.kind in ("prune", "regret", "drop"):
+            if line.path:
+                self.remove(step, line)
+        elif step.kind == "rewind":
             back = min(step.count, len(line.path) - 1)
             if back < 1:
                 return
@@ -119,9 +126,11 @@ class Writer:
             line.path = kept
             self.ack(step.session, kept[-1][0])
         elif step.kind == "fork":
+            if not line.path or self.line(step.into).path:
+                return
             self.begin(step.into, line.state)
             handle = line.handle.fork(step.into)
-            self.lines[step.into] = Line([*line.path], handle)
+            self.lines[step.into] = Line([(handle.head.id, line.state)], handle)
             self.ack(step.into, handle.head.id)
         else:
             after, arguments = workload.next_state(step, line.state, self.rng)
@@ -129,6 +138,29 @@ class Writer:
             checkpoint = self.write(step, line, after, arguments)
             line.path.append((checkpoint.id, after))
             self.ack(step.session, checkpoint.id)
+
+    def remove(self, step: Step, line: Line) -> None:
+        """Delete all but the newest checkpoints (and maybe undo that), or the whole session."""
+        if step.kind == "drop":
+            self.begin(step.session, {}, whole=True)
+            line.handle.delete()
+            line.path = []
+            self.ack(step.session, None)
+            return
+        rule = holdfast.Retention(keep_last=step.count, keep_tagged=False, keep_labelled=False)
+        line.path = line.path[-1:]  # the head stays in any case
+        head = line.path[-1][0]
+        others = [each.id for each in line.handle.tree() if each.id != head]
+        self.begin(step.session, line.state, others)
+        gone = [verdict.checkpoint.id for verdict in line.handle.prune(rule).removed]
+        if gone and step.kind == "regret":
+            self.hesitate()
+            with suppress(
+                holdfast.InvalidRequest, holdfast.NotFound
+            ):  # somebody else's gc was there first
+                line.handle.undo()
+                gone = []
+        self.ack(step.session, head, gone)
 
     def write(self, step: Step, line: Line, after: State, arguments: dict[str, Any]) -> Any:
         if step.kind == "append" and line.path:
@@ -156,14 +188,20 @@ class Writer:
         else:
             line.path.append((head.id, state))
 
-    def begin(self, name: str, state: State) -> None:
+    def hesitate(self) -> None:
+        """Between two steps that others may come between."""
+
+    def begin(
+        self, name: str, state: State, deletes: Sequence[str] = (), *, whole: bool = False
+    ) -> None:
         before = self.lines.get(name, Line()).state
         self.doubtful.setdefault(name, {ledger.digest(before)}).add(ledger.digest(state))
-        self.say(ledger.begin_line(self.n, name, ledger.digest(state)))
+        after = None if whole else ledger.digest(state)
+        self.say(ledger.begin_line(self.n, name, after, deletes))
 
-    def ack(self, name: str, checkpoint_id: str) -> None:
+    def ack(self, name: str, checkpoint_id: str | None, deleted: Sequence[str] = ()) -> None:
         self.doubtful.pop(name, None)
-        self.say(ledger.ack_line(self.n, checkpoint_id))
+        self.say(ledger.ack_line(self.n, checkpoint_id, deleted))
 
     def say(self, line: bytes) -> None:
         os.write(self.out, line)
