@@ -9,7 +9,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import disk, latency, memory, plot, reading, report, runs
+from . import (
+    concurrency,
+    disk,
+    keeping,
+    latency,
+    memory,
+    plot,
+    reading,
+    reclaiming,
+    report,
+    runs,
+    searching,
+)
 from .lab import Lab, Row
 
 MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
@@ -30,6 +42,12 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "disk-files": disk.files_in_dict,
     "history": reading.history,
     "memory": memory.many_sessions,
+    "threads": concurrency.threads,
+    "loop": concurrency.loop,
+    "gc": reclaiming.gc,
+    "plan": keeping.plan,
+    "retention": keeping.automatic,
+    "find": searching.find,
 }
 
 

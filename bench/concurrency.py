@@ -3,48 +3,108 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import holdfast
 
 from .lab import Lab, Row
 from .latency import WARM_UP
 from .messages import Message, Writer
-from .stores import check_state
-from .timing import Ratio, duration, interleave
+from .stores import check_state, open_store
+from .timing import Arm, Ratio, duration, interleave
 
 THREADS, ON_LOOP = 32, 200
-BEAT = 0.001
+BEAT, STALL = 0.001, 0.02
 
 Work = Callable[[], object]
+Shares = list[list[Message]]
+
+
+class Pulse:
+    """A loop with a heart, and how late that was in each round at worst.
+
+    `busy` is how long the loop's own thread computed between two beats, at most: what else holds a
+    loop up is the machine, or a thread that has the interpreter's lock.
+    """
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.worst: list[float] = []
+        self.busy = 0.0
+
+    async def during(self, work: Awaitable[object]) -> None:
+        late: list[float] = []
+        heart = asyncio.ensure_future(self._beat(late))
+        await work
+        await asyncio.sleep(2 * BEAT)  # a beat that is late has its say
+        heart.cancel()
+        self.worst.append(max(late))
+
+    async def _beat(self, late: list[float]) -> None:
+        while True:
+            start, computed = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(BEAT)
+            late.append(time.perf_counter() - start - BEAT)
+            self.busy = max(self.busy, time.thread_time() - computed)
+
+    def __str__(self) -> str:
+        return f"{duration([max(self.worst)])} (in the median round {duration(self.worst)})"
+
+
+class Side(Protocol):
+    pulse: Pulse
+
+    def appends(self, messages: list[Message]) -> Work:
+        """Append these, the same number in each session."""
+        ...
+
+    def watched(self, messages: list[Message]) -> Work:
+        """The same, beside a loop with a heart."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Threads:
-    """A store with a session for each of so many threads."""
+    """A store with so many sessions, which a pool of threads appends to.
 
-    def __init__(self, path: Path, threads: int, *, off: bool = False) -> None:
+    Watched, it is a control: the loop has nothing to do with it.
+    """
+
+    def __init__(self, path: Path, sessions: int, *, off: bool = False) -> None:
         self._path = path
-        self._store = holdfast.open(path)
+        self._store = open_store(path)
         if off:  # as if the disk took no time
-            self._store.backend._writer.execute("PRAGMA synchronous=OFF")
-        self._sessions = [self._store.session(f"thread-{i}") for i in range(threads)]
-        self._given: list[list[Message]] = [[] for _ in self._sessions]
-        self._pool = ThreadPoolExecutor(threads)
+            self._store.backend._writer.execute("PRAGMA synchronous=OFF")  # type: ignore[attr-defined]
+        self._sessions = [self._store.session(f"session-{i}") for i in range(sessions)]
+        self._first: list[Message] = []
+        self._pool = ThreadPoolExecutor(min(sessions, THREADS))
+        self.pulse = Pulse()
 
     def appends(self, messages: list[Message]) -> Work:
-        """Append these, the same number in each thread."""
-        shares = _deal(messages, self._given)
+        shares = _deal(messages, len(self._sessions))
+        self._first += shares[0]
         return lambda: list(self._pool.map(_append, self._sessions, shares))
 
+    def watched(self, messages: list[Message]) -> Work:
+        work = self.appends(messages)
+        return lambda: self.pulse.runner.run(self._watch(work))
+
+    async def _watch(self, work: Work) -> None:
+        await self.pulse.during(asyncio.to_thread(work))
+
     def close(self) -> None:
+        self.pulse.runner.close()
         self._pool.shutdown()
         self._store.close()
-        check_state(self._path, "thread-0", {"messages": self._given[0]})
+        check_state(self._path, "session-0", {"messages": self._first})
 
 
 def _append(session: holdfast.Session, messages: list[Message]) -> None:
@@ -53,33 +113,36 @@ def _append(session: holdfast.Session, messages: list[Message]) -> None:
 
 
 class Loop:
-    """A store with so many sessions on one event loop, and how long that stood still."""
+    """A store with so many sessions on one event loop."""
 
-    def __init__(self, path: Path, sessions: int, **options: int) -> None:
-        self._path, self._options = path, options
-        self._runner = asyncio.Runner()
-        self._store = self._runner.run(self._open())
-        self._sessions = self._runner.run(self._handles(sessions))
-        self._given: list[list[Message]] = [[] for _ in self._sessions]
-        self.stalls: list[float] = []
+    def __init__(self, path: Path, sessions: int, workers: int | None = None) -> None:
+        self._path = path
+        self.pulse = Pulse()
+        self._run = self.pulse.runner.run
+        self._store = self._run(self._open(workers))
+        self._sessions = self._run(self._handles(sessions))
+        self._first: list[Message] = []
 
-    async def _open(self) -> holdfast.AsyncStore:
-        return await holdfast.aopen(self._path, **self._options)
+    async def _open(self, workers: int | None) -> holdfast.AsyncStore:
+        path = self._path
+        return await (holdfast.aopen(path, workers=workers) if workers else holdfast.aopen(path))
 
     async def _handles(self, count: int) -> list[holdfast.AsyncSession]:
-        return [await self._store.session(f"task-{i}") for i in range(count)]
+        return [await self._store.session(f"session-{i}") for i in range(count)]
 
     def appends(self, messages: list[Message]) -> Work:
-        """Append these, the same number in each session, all at once."""
-        shares = _deal(messages, self._given)
-        return lambda: self._runner.run(self._work(shares))
+        shares = _deal(messages, len(self._sessions))
+        self._first += shares[0]
+        return lambda: self._run(self._work(shares))
 
-    async def _work(self, shares: list[list[Message]]) -> None:
-        late: list[float] = []
-        heart = asyncio.ensure_future(_beat(late))
+    def watched(self, messages: list[Message]) -> Work:
+        shares = _deal(messages, len(self._sessions))
+        self._first += shares[0]
+        return lambda: self._run(self.pulse.during(self._work(shares)))
+
+    async def _work(self, shares: Shares) -> None:
+        """All sessions at once."""
         await asyncio.gather(*map(self._append, self._sessions, shares))
-        heart.cancel()
-        self.stalls.append(max(late, default=0.0))
 
     @staticmethod
     async def _append(session: holdfast.AsyncSession, messages: list[Message]) -> None:
@@ -87,75 +150,82 @@ class Loop:
             await session.append("messages", message)
 
     def close(self) -> None:
-        self._runner.run(self._store.close())
-        self._runner.close()
-        check_state(self._path, "task-0", {"messages": self._given[0]})
+        self._run(self._store.close())
+        self.pulse.runner.close()
+        check_state(self._path, "session-0", {"messages": self._first})
 
 
-async def _beat(late: list[float]) -> None:
-    """How much later than planned the loop comes back to this."""
-    while True:
-        start = time.perf_counter()
-        await asyncio.sleep(BEAT)
-        late.append(time.perf_counter() - start - BEAT)
+def _deal(messages: list[Message], sessions: int) -> Shares:
+    gc.freeze()  # not scanned for garbage while a loop waits: they are the benchmark's own
+    return [messages[i::sessions] for i in range(sessions)]
 
 
-def _deal(messages: list[Message], given: list[list[Message]]) -> list[list[Message]]:
-    shares = [messages[i :: len(given)] for i in range(len(given))]
-    for all_of_one, share in zip(given, shares, strict=True):
-        all_of_one += share
-    return shares
+class Contest:
+    """Sides that append so many messages each, in turn."""
+
+    def __init__(self, lab: Lab, counts: dict[str, int], sides: Mapping[str, Side]) -> None:
+        self._counts, self._sides = counts, sides
+        self._rounds = lab.pick(15, 2)
+        self._fresh = Writer(30).conversation(10_000_000)
+        for name, side in sides.items():
+            for _ in range(lab.pick(-(-WARM_UP // counts[name]), 1)):
+                side.appends(self._some(name))()
+
+    def _some(self, name: str) -> list[Message]:
+        return [next(self._fresh) for _ in range(self._counts[name])]
+
+    def _arm(self, name: str, work: Callable[[list[Message]], Work]) -> Arm:
+        return lambda _: work(self._some(name))
+
+    def rates(self) -> dict[str, list[float]]:
+        """Appends per second of each side in each round."""
+        arms = {name: self._arm(name, side.appends) for name, side in self._sides.items()}
+        taken = interleave(self._rounds, **arms)
+        return {name: [self._counts[name] / t for t in series] for name, series in taken.items()}
+
+    def watch(self, rest: float) -> Pulse:
+        """As many rounds again, with hearts; and one beside which nothing goes on."""
+        idle = Pulse()
+        arms = {name: self._arm(name, side.watched) for name, side in self._sides.items()}
+        arms["idle"] = lambda _: lambda: idle.runner.run(idle.during(asyncio.sleep(rest)))
+        interleave(self._rounds, **arms)
+        idle.runner.close()
+        return idle
 
 
 @contextmanager
-def _compared(**sides: Threads | Loop) -> Iterator[dict[str, Threads | Loop]]:
+def _contest(lab: Lab, counts: dict[str, int], sides: Mapping[str, Side]) -> Iterator[Contest]:
     try:
-        yield sides
+        yield Contest(lab, counts, sides)
     finally:
         for side in sides.values():
             side.close()
-
-
-def _rates(lab: Lab, counts: dict[str, int], sides: dict[str, Threads | Loop]) -> dict[str, list]:
-    """Appends per second of each side in each round."""
-    fresh = Writer(30).conversation(10_000_000)
-
-    def some(count: int) -> list[Message]:
-        return [next(fresh) for _ in range(count)]
-
-    for name, side in sides.items():
-        for _ in range(lab.pick(-(-WARM_UP // counts[name]), 1)):
-            side.appends(some(counts[name]))()
-    for side in sides.values():
-        if isinstance(side, Loop):
-            side.stalls.clear()
-    arms = {
-        name: lambda _, name=name, side=side: side.appends(some(counts[name]))
-        for name, side in sides.items()
-    }
-    taken = interleave(lab.pick(7, 2), **arms)
-    return {name: [counts[name] / t for t in series] for name, series in taken.items()}
 
 
 def _rate(series: list[float]) -> str:
     return f"{statistics.median(series):,.0f}/s"
 
 
+def _share(ratio: Ratio) -> str:
+    return f"{ratio.middle:.0%} ({ratio.low:.0%}–{ratio.high:.0%})"
+
+
 def threads(lab: Lab) -> list[Row]:
     each = lab.pick(40, 8)
     counts = {"one": 8 * each, "many": THREADS * each, "off": THREADS * each}
-    with _compared(
-        one=Threads(lab.path("threads-one"), 1),
-        many=Threads(lab.path("threads-many"), THREADS),
-        off=Threads(lab.path("threads-off"), THREADS, off=True),
-    ) as sides:
-        rates = _rates(lab, counts, sides)
+    sides = {
+        "one": Threads(lab.path("threads-one"), 1),
+        "many": Threads(lab.path("threads-many"), THREADS),
+        "off": Threads(lab.path("threads-off"), THREADS, off=True),
+    }
+    with _contest(lab, counts, sides) as contest:
+        rates = contest.rates()
     gain, share = (Ratio.of(rates["many"], rates[side]) for side in ("one", "off"))
     return [
         lab.row(
             f"{THREADS} threads, a session each, durable `append`s",
-            "≥ 3 × one thread, or ≥ 70 % of synchronous=OFF",
-            f"{gain} one thread, {share} OFF ({_rate(rates['many'])}; "
+            "≥ 3 × what one thread does, or ≥ 70 % of what they do with `synchronous=OFF`",
+            f"{gain} one thread; {_share(share)} of OFF ({_rate(rates['many'])}; "
             f"one thread {_rate(rates['one'])}; OFF {_rate(rates['off'])})",
             passed=gain.middle >= 3 or share.middle >= 0.7,
         )
@@ -163,30 +233,31 @@ def threads(lab: Lab) -> list[Row]:
 
 
 def loop(lab: Lab) -> list[Row]:
-    each = lab.pick(8, 2)
-    counts = {"threads": THREADS * each * 6, "loop": ON_LOOP * each, "default": ON_LOOP * each}
-    loops = {
-        "loop": Loop(lab.path("loop-async"), ON_LOOP, workers=THREADS),
-        "default": Loop(lab.path("loop-default"), ON_LOOP),
-    }
-    with _compared(threads=Threads(lab.path("loop-threads"), THREADS), **loops) as sides:
-        rates = _rates(lab, counts, sides)
-    share, default = (Ratio.of(rates[side], rates["threads"]) for side in loops)
-    stalls = [
-        max(of_round) for of_round in zip(*(side.stalls for side in loops.values()), strict=True)
-    ]
+    ours = Loop(lab.path("loop"), ON_LOOP, THREADS)
+    fewer = Loop(lab.path("loop-default"), ON_LOOP)
+    control = Threads(lab.path("loop-threads"), ON_LOOP)
+    sides: dict[str, Side] = {"ours": ours, "fewer": fewer, "threads": control}
+    with _contest(lab, dict.fromkeys(sides, ON_LOOP * lab.pick(8, 2)), sides) as contest:
+        rates = contest.rates()
+        idle = contest.watch(lab.pick(0.4, 0.1))
+    share, default = (Ratio.of(rates[side], rates["threads"]) for side in ("ours", "fewer"))
+    # Where a loop stands still that has nothing to do with us, nobody can tell why ours did.
+    quiet = max(*control.pulse.worst, *idle.worst) <= STALL
+    still = max(*ours.pulse.worst, *fewer.pulse.worst) > STALL
     return [
         lab.row(
             f"{ON_LOOP} sessions on one event loop, {THREADS} workers, durable `append`s",
-            f"≥ 80 % of what {THREADS} threads do",
-            f"{share} ({_rate(rates['loop'])}; threads {_rate(rates['threads'])}); "
-            f"with the default number of workers {default}",
+            f"≥ 80 % of what {THREADS} threads do with as many sessions",
+            f"{_share(share)} ({_rate(rates['ours'])}; threads {_rate(rates['threads'])}); "
+            f"with the default number of workers {_share(default)}",
             passed=share.middle >= 0.8,
         ),
         lab.row(
             "Longest time that such a loop stood still",
-            "≤ 20 ms",
-            f"{duration([max(stalls)])} (in the median round {duration(stalls)})",
-            passed=max(stalls) <= 0.02,
+            "≤ 20 ms; not judged where loops without holdfast stand still as long",
+            f"{ours.pulse}, default workers {fewer.pulse}, of which it computed "
+            f"{duration([max(ours.pulse.busy, fewer.pulse.busy)])} at most; "
+            f"beside the threads {control.pulse}; with nothing going on {idle}",
+            passed=None if still and not quiet else not still,
         ),
     ]

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``passed`` is None when the sizes were too small to judge by."""
+    """One line of the table. ``passed`` is None when it cannot be judged: sizes were too small,
+    or the machine too busy."""
 
     measure: str
     bar: str
@@ -44,7 +45,7 @@ class Lab:
     def pick(self, full: T, quick: T) -> T:
         return quick if self._quick else full
 
-    def row(self, measure: str, bar: str, measured: str, *, passed: bool) -> Row:
+    def row(self, measure: str, bar: str, measured: str, *, passed: bool | None) -> Row:
         """Bars hold for full sizes only; a quick run shows numbers without judging them."""
         return Row(measure, bar, measured, None if self._quick else passed)
 

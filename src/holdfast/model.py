@@ -239,3 +239,48 @@ class Operation(NamedTuple):
     @property
     def created_at(self) -> dt.datetime:
         return _EPOCH + dt.timedelta(microseconds=self.created_us)
+
+    @property
+    def summary(self) -> str:
+        """What was done. Checkpoints are named by their `seq`."""
+        d = self.details
+        match self.kind:
+            case "rewind" | "repair":
+                damaged = " is damaged:" if self.kind == "repair" else ":"
+                return f"checkpoint {d['from']}{damaged} the head moved to {d['to'] or 'none'}"
+            case "tag":
+                return f"checkpoint {d['seq']} tagged {_list(d['tags'])}"
+            case "label":
+                return f"checkpoint {d['seq']} labelled {d['label']!r}"
+            case "undo":
+                return f"the {d['what']} taken back"
+            case "redo":
+                return f"the {d['what']} done again"
+        if "session" in d:
+            return "the session deleted"
+        runs = [*d["runs"], *d["held"]]
+        count = sum(high - low for low, high in runs)
+        return f"checkpoint {runs[0][0]} deleted" if count == 1 else f"{count} checkpoints deleted"
+
+    @property
+    def way_back(self) -> str:
+        """What it takes to have it as it was before."""
+        d = self.details
+        match self.kind:
+            case "rewind" | "repair":
+                return f"undo() moves the head to {d['from'] or 'none'} again"
+            case "tag":
+                return "undo() removes the tags"
+            case "label" if d["was"] is None:
+                return "undo() removes the label"
+            case "label":
+                return f"undo() puts the label {d['was']!r} back"
+            case "undo":
+                return "redo()"
+            case "redo":
+                return "undo()"
+        return "undo(), until gc() has freed it"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join([repr(name) for name in names]) or "with nothing new"

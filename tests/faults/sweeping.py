@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import holdfast
 from holdfast.backends import sqlite_writer
@@ -90,15 +91,15 @@ def race(
 def takes_its_time(pauses: random.Random) -> None:
     """Others act between gc's looking and its freeing."""
 
-    def slowed(act, longest: float):
-        def slowly(*arguments):
+    def slowed(act: Any, longest: float) -> Any:
+        def slowly(*arguments: Any) -> Any:
             time.sleep(pauses.choice([0, longest / 5, longest]))
             return act(*arguments)
 
         return slowly
 
-    SqliteBackend.sweep = slowed(SqliteBackend.sweep, 0.01)
-    SqliteBackend.trim = slowed(SqliteBackend.trim, 0.04)
+    for name, longest in (("sweep", 0.01), ("trim", 0.04)):
+        setattr(SqliteBackend, name, slowed(getattr(SqliteBackend, name), longest))
 
 
 # -- mutants ---------------------------------------------------------------------------------------
@@ -106,37 +107,37 @@ def takes_its_time(pauses: random.Random) -> None:
 
 def takes_shared_blobs() -> None:
     """A blob goes even if a save has come to share it since it was found to be refuse."""
-    trim = sqlite_writer.trim
+    real = sqlite_writer.trim
 
-    def blindly(connection, cursor, what: Trim) -> int:
+    def blindly(connection: Any, cursor: Any, trim: Trim) -> int:
         found = dict(cursor.execute("SELECT digest, uses FROM blobs").fetchall())
-        blobs = [(digest, found[digest]) for digest, _ in what.blobs if digest in found]
-        return trim(connection, cursor, replace(what, blobs=blobs))
+        blobs = [(digest, found[digest]) for digest, _ in trim.blobs if digest in found]
+        return real(connection, cursor, replace(trim, blobs=blobs))
 
     sqlite_writer.trim = blindly
 
 
 def frees_without_looking() -> None:
     """Checkpoints go even if the session has moved since they were found to be deleted."""
-    sweep = sqlite_writer.sweep
+    real = sqlite_writer.sweep
 
-    def blindly(cursor, what: Sweep) -> None:
-        head = cursor.execute("SELECT body FROM heads WHERE session = ?", (what.session,))
+    def blindly(cursor: Any, sweep: Sweep) -> None:
+        head = cursor.execute("SELECT body FROM heads WHERE session = ?", (sweep.session,))
         rows = head.fetchall()
         if rows:
-            sweep(cursor, replace(what, expect=rows[0][0]))
+            real(cursor, replace(sweep, expect=rows[0][0]))
 
     sqlite_writer.sweep = blindly
 
 
 def sweeps_in_two_halves() -> None:
     """What is freed, and what its children learn of it, in two transactions."""
-    sweep = sqlite_writer.sweep
+    real = sqlite_writer.sweep
 
-    def by_halves(cursor, what: Sweep) -> None:
-        sweep(cursor, replace(what, gaps=[]))
+    def by_halves(cursor: Any, sweep: Sweep) -> None:
+        real(cursor, replace(sweep, gaps=[]))
         time.sleep(0.01)  # lest the test needs luck
-        sweep(cursor, replace(what, checkpoints=[], keys=[], facets=[], remove=None))
+        real(cursor, replace(sweep, checkpoints=[], keys=[], facets=[], remove=None))
 
     sqlite_writer.sweep = by_halves
 

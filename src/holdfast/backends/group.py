@@ -33,6 +33,11 @@ class Member:
         self.error, self.done = error, True
 
 
+def finish_all(members: list[Member], outcomes: list[BaseException | None]) -> None:
+    for member, outcome in zip(members, outcomes, strict=True):
+        member.finish(outcome)
+
+
 class Group:
     """`write` writes the changes of several members, and finishes each of them."""
 

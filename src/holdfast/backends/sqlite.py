@@ -18,7 +18,7 @@ import apsw
 from holdfast.backends import sqlite_file as files
 from holdfast.backends import sqlite_writer as writer
 from holdfast.backends.base import Backend, Change, Reader
-from holdfast.backends.group import Group, Member
+from holdfast.backends.group import Group, Member, finish_all
 from holdfast.backends.sqlite_checkpointer import Checkpointer
 from holdfast.backends.sqlite_reader import SqliteReader
 from holdfast.codec.records import seal_counter, unseal_counter
@@ -186,16 +186,21 @@ class SqliteBackend(Backend):
 
     def _write_many(self, members: list[Member]) -> None:
         if len(members) > 1:
+            outcomes: list[BaseException | None] = []
             try:
                 connection = self._writing()
-                changes = [m.change for m in members]
-                outcomes = writer.write_many(connection, self._cursor, changes)
-                for member, outcome in zip(members, outcomes, strict=True):
-                    member.finish(outcome)
+                writer.write_many(connection, self._cursor, [m.change for m in members], outcomes)
+                finish_all(members, outcomes)
                 return
             except Exception as e:  # noqa: BLE001 - each on its own will tell whom it concerns
                 self._undo()
                 _log.debug("a group of %d commits failed: %s", len(members), e)
+            except BaseException:  # this thread is interrupted; the others are not
+                if len(outcomes) == len(members) and not self._writing().in_transaction:
+                    finish_all(members, outcomes)
+                else:
+                    self._undo()
+                raise
         for member in members:
             try:
                 self._write_one(member.change)

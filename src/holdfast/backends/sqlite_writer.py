@@ -64,14 +64,16 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> N
 
 
 def write_many(
-    connection: apsw.Connection, cursor: apsw.Cursor, changes: list[Change]
-) -> list[BaseException | None]:
-    """Several changes in one transaction; what is wrong with each, if anything is.
+    connection: apsw.Connection,
+    cursor: apsw.Cursor,
+    changes: list[Change],
+    outcomes: list[BaseException | None],
+) -> None:
+    """Several changes in one transaction; `outcomes` gets what is wrong with each, or None.
 
     A change that is refused leaves nothing behind, and does not harm the others. Any other error
     is raised, and then nothing of all this is written.
     """
-    outcomes: list[BaseException | None] = []
     cursor.execute("BEGIN IMMEDIATE")
     for change in changes:
         cursor.execute("SAVEPOINT member")
@@ -83,7 +85,6 @@ def write_many(
             outcomes.append(e)
         cursor.execute("RELEASE member")
     cursor.execute("COMMIT")
-    return outcomes
 
 
 def _apply(

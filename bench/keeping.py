@@ -1,0 +1,143 @@
+"""Retention: what a plan reads, and what the automatic kind costs savers and leaves on the disk."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+from .lab import Lab, Row
+from .messages import Message, Writer
+from .stores import check_state, disk_usage, opened
+from .timing import Ratio, duration, interleave, number
+
+KEEP, WINDOW = 100, 50
+
+
+def plan(lab: Lab) -> list[Row]:
+    rule = holdfast.Retention(keep_last=KEEP, keep_every=10)
+    with opened(lab.long.path) as store:
+        session = store.session("long")
+        size = len(session)
+        with _counted(store) as reads:
+            found = session.prune(rule, dry_run=True)
+            assert len(found.verdicts) == size
+        taken = interleave(
+            lab.pick(10, 2),
+            plan=lambda _: lambda: session.prune(rule, dry_run=True),
+            history=lambda _: lambda: list(session.history()),
+        )
+    data = sum(reads[kind] for kind in ("items", "blob", "item_rows", "blob_rows"))
+    ratio = Ratio.of(taken["plan"], taken["history"])
+    return [
+        lab.row(
+            f"Plan of `prune()` for {size:,} checkpoints",
+            "no row of items or blobs read",
+            f"{data} read; {ratio} the time of `history()` "
+            f"({duration(taken['plan'])} / {duration(taken['history'])})",
+            passed=data == 0 and reads["checkpoints"] > 0,
+        )
+    ]
+
+
+class _Counting:
+    """A reader that counts the calls of each kind."""
+
+    def __init__(self, reader: Any, calls: Counter[str]) -> None:
+        self._reader, self._calls = reader, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls[name] += 1
+        return getattr(self._reader, name)
+
+
+@contextmanager
+def _counted(store: holdfast.Store) -> Iterator[Counter[str]]:
+    calls: Counter[str] = Counter()
+    backend: Any = store.backend
+    plain: Callable[[], AbstractContextManager[Any]] = backend.reader
+
+    @contextmanager
+    def reader() -> Iterator[_Counting]:
+        with plain() as inner:
+            yield _Counting(inner, calls)
+
+    backend.reader = reader
+    try:
+        yield calls
+    finally:
+        del backend.reader
+
+
+class Kept:
+    """A store that is closed and weighed every so many saves of a window of messages."""
+
+    def __init__(self, path: Path, retention: holdfast.Retention | None, every: int) -> None:
+        self._path, self._retention, self._every = path, retention, every
+        self._messages: list[Message] = []
+        self._fresh = Writer(41).conversation(10_000_000)
+        self.sizes: dict[int, int] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self._store = holdfast.open(self._path, retention=self._retention)
+        self._session = self._store.session("agent")
+
+    def save(self, i: int) -> Callable[[], object]:
+        if i and i % self._every == 0:
+            self._weigh(i)
+        self._messages = [*self._messages[1 - WINDOW :], next(self._fresh)]
+        state = {"messages": self._messages, "step": i}
+        return lambda: self._session.save(state)
+
+    def _weigh(self, saves: int) -> None:
+        self._store.close()
+        self.sizes[saves] = disk_usage(self._path)
+        self._open()
+
+    def finish(self, saves: int) -> int:
+        """How many checkpoints there are at the end."""
+        count = len(self._session)
+        self._weigh(saves)
+        self._store.close()
+        state = {"messages": self._messages, "step": saves - 1}
+        check_state(self._path, "agent", state)
+        return count
+
+
+def automatic(lab: Lab) -> list[Row]:
+    saves = lab.pick(10_000, 2_000)
+    every = saves // 5
+    kept = Kept(lab.path("kept"), holdfast.Retention(keep_last=KEEP), every)
+    plain = Kept(lab.path("kept-all"), None, every)
+    taken = interleave(saves, kept=kept.save, plain=plain.save)
+    count = kept.finish(saves)
+    plain.finish(saves)
+    ratio = Ratio.of(taken["kept"], taken["plain"])
+    mean = statistics.fmean(taken["kept"]) / statistics.fmean(taken["plain"])
+    start, end = kept.sizes[every], kept.sizes[saves]
+    highest = max(kept.sizes.values())
+    measure = f"`save` of {WINDOW} messages with `Retention(keep_last={KEEP})`, {saves:,} times"
+    return [
+        lab.row(
+            f"{measure}: p50",
+            "≤ 1.5 × without retention",
+            f"{ratio} ({duration(taken['kept'])} / {duration(taken['plain'])}); "
+            f"mean {number(mean)} ×, longest {duration([max(taken['kept'])])} / "
+            f"{duration([max(taken['plain'])])}",
+            passed=ratio.middle <= 1.5,
+        ),
+        lab.row(
+            f"{measure}: disk",
+            f"stays ≤ 1.5 × that after {every:,}",
+            f"{number(end / start)} × at the end, {number(highest / start)} × at its highest "
+            f"({start / 1e6:.2f} MB, {end / 1e6:.2f} MB; {count} checkpoints there; "
+            f"without retention {plain.sizes[saves] / 1e6:.1f} MB)",
+            passed=highest <= 1.5 * start,
+        ),
+    ]

@@ -1,0 +1,195 @@
+"""Group commit: whoever is interrupted, the others' saves are what they are told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.backends import sqlite_writer
+from holdfast.backends.group import Group, Member
+from holdfast.backends.sqlite import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.home import Home
+
+COUNT = 5
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which only the main thread gets."""
+
+
+def together(home: Home, errors: dict[str, BaseException], *, waits: bool = True) -> None:
+    """Let COUNT threads save at once, in one group; or all but the first, which is interrupted."""
+    backend = home.store.backend
+    assert isinstance(backend, SqliteBackend)
+    sessions = [home.filled(1, f"s{n}") for n in range(COUNT)]
+    group = backend._group
+
+    def save(session: holdfast.Session) -> None:
+        try:
+            session.save({"saved": session.name})
+        except BaseException as e:
+            errors[session.name] = e
+
+    threads = [threading.Thread(target=save, args=(s,)) for s in sessions]
+    group.lock.acquire()
+    threads[0].start()
+    until(lambda: len(group._waiting) == 1 if waits else bool(errors))
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: len(group._waiting) == COUNT - (not waits))
+    group.release()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def check(home: Home, errors: dict[str, BaseException], *, unknown: int) -> None:
+    """All but the interrupted one were acknowledged, and are there; and saving goes on."""
+    assert [type(e) for e in errors.values()] == [Interrupt] * unknown
+    store = home.reopened()
+    for n in range(COUNT):
+        session = store.session(f"s{n}")
+        assert len(session) <= 2
+        if session.name not in errors:
+            assert session.load() == {"saved": session.name}
+        session.save({"next": n})
+    assert store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_the_writer_of_a_group_is_interrupted(
+    sqlite: Home, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_many = sqlite_writer.write_many
+    interrupted: list[str] = []
+    left_open: list[bool] = []
+
+    def write(connection: Any, cursor: Any, changes: Any, outcomes: Any) -> None:
+        if interrupted:
+            left_open.append(connection.in_transaction)
+            return write_many(connection, cursor, changes, outcomes)
+        interrupted.append(when)
+        if when == "within":
+            cursor.execute("BEGIN IMMEDIATE; DELETE FROM heads")
+        if when == "after":
+            write_many(connection, cursor, changes, outcomes)
+        raise Interrupt
+
+    monkeypatch.setattr(sqlite_writer, "write_many", write)
+    errors: dict[str, BaseException] = {}
+    together(sqlite, errors)
+    assert interrupted
+    assert not any(left_open)
+    check(sqlite, errors, unknown=1)
+
+
+def test_a_failed_commit_is_never_taken_for_a_success(
+    sqlite: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error leaves no transaction behind either, and all outcomes are known by then."""
+    write_many = sqlite_writer.write_many
+
+    def write(connection: Any, cursor: Any, changes: Any, outcomes: Any) -> None:
+        with suppress(Interrupt):
+            write_many(connection, Stopped(cursor), changes, outcomes)  # type: ignore[arg-type]
+        cursor.execute("ROLLBACK")
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(sqlite_writer, "write_many", write)
+    errors: dict[str, BaseException] = {}
+    together(sqlite, errors)
+    check(sqlite, errors, unknown=0)
+
+
+class Stopped:
+    """A cursor that does not commit."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, sql: str, *bindings: Any) -> Any:
+        if sql == "COMMIT":
+            raise Interrupt
+        return self._cursor.execute(sql, *bindings)
+
+
+@pytest.mark.parametrize("woken", [False, True])
+def test_one_that_waits_is_interrupted(
+    sqlite: Home, woken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it was its turn to write: then it is the next one's."""
+    wait = Group._wait
+    first: list[Member] = []
+
+    def interrupted(self: Group, member: Member) -> None:
+        if first:
+            return wait(self, member)
+        first.append(member)
+        member.wake = Interrupting()  # type: ignore[assignment]
+        if woken:
+            until(lambda: member not in self._waiting)
+        return wait(self, member)
+
+    monkeypatch.setattr(Group, "_wait", interrupted)
+    errors: dict[str, BaseException] = {}
+    together(sqlite, errors, waits=woken)
+    check(sqlite, errors, unknown=1)
+
+
+class Interrupting:
+    def acquire(self) -> None:
+        raise Interrupt
+
+    def release(self) -> None:
+        return
+
+
+def test_many_groups_with_many_interruptions() -> None:
+    """Nobody waits for ever, and what was acknowledged was written once."""
+    written: list[Any] = []
+    rng = random.Random(1)
+
+    def write(members: list[Member]) -> None:
+        time.sleep(rng.choice([0, 0.0005]))
+        if rng.random() < 0.1:
+            raise Interrupt
+        for member in members:
+            written.append(member.change)
+            member.finish()
+        if rng.random() < 0.1:
+            raise Interrupt
+
+    group = Group(write)
+    told: list[Any] = []
+
+    def save(worker: int) -> None:
+        for n in range(200):
+            with suppress(Interrupt):
+                group.join((worker, n))  # type: ignore[arg-type]
+                told.append((worker, n))
+
+    threads = [threading.Thread(target=save, args=(n,), daemon=True) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(written) == len(set(written))
+    assert set(told) <= set(written)
