@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import clock, lineage
-from holdfast.backends.base import Moved, Sweep, Trim
+from holdfast.backends.base import Sweep, Trim
 from holdfast.codec import records
 from holdfast.codec.records import AGENT, LABEL, TAG, Gap
 from holdfast.errors import UNREADABLE
 from holdfast.lineage import Place
-from holdfast.live import Live, all_rows
+from holdfast.live import Live, Spans, all_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,8 @@ DAY = 24 * 60 * 60
 _BATCH = 2_000
 _PAGE = 1_000
 _TRIES = 20
+_MOST = 200
+"""Sessions that are freed in one write."""
 
 
 class Collected(NamedTuple):
@@ -91,21 +93,26 @@ class _Known(NamedTuple):
 
 
 class _Freeing:
+    """Goes through the sessions, and frees those of several in one write."""
+
     def __init__(self, backend: Backend, tell: Progress) -> None:
         self._backend, self._tell = backend, tell
         self._checkpoints = self._sessions = self._held = 0
+        self._sweeps: list[Sweep] = []
+        self._moved: list[int] = []
 
     def run(self) -> Collected:
-        sessions = sorted(self._wanted())
-        for n, session in enumerate(sessions):
-            self._tell("checkpoints", n, len(sessions))
-            for _ in range(_TRIES):
-                try:
-                    self._session(session)
-                    break
-                except Moved:
-                    continue  # somebody saved; look again
-        self._tell("checkpoints", len(sessions), len(sessions))
+        wanted = sorted(self._wanted())
+        total = len(wanted)
+        for _ in range(_TRIES):
+            for n, session in enumerate(wanted):
+                self._tell("checkpoints", total - len(wanted) + n, total)
+                self._session(session)
+            self._flush()
+            wanted, self._moved = sorted(set(self._moved)), []  # somebody saved; look again
+            if not wanted:
+                break
+        self._tell("checkpoints", total, total)
         return Collected(self._checkpoints, self._sessions, 0, self._held)
 
     def _wanted(self) -> set[int]:
@@ -127,18 +134,32 @@ class _Freeing:
             if reader.head(session) is None:
                 return
             tree = _Tree(reader, session)
-        self._held += tree.held
-        while tree.due:
-            batch, tree.due = tree.due[:_BATCH], tree.due[_BATCH:]
+            if not tree.due and tree.remove is None:
+                self._held += tree.held
+                return
+            self._sweeps.append(tree.sweep(reader))
+        while tree.due:  # more than one write should free
+            if not self._flush():
+                return
             with self._backend.reader() as reader:
-                sweep = tree.sweep(reader, batch)
-            self._backend.sweep(sweep)
-            self._checkpoints += len(batch)
-        if tree.remove is not None:
-            number = session.to_bytes(8, "big")
-            facets = [(AGENT, records.encode_name(agent), number) for agent in tree.agents]
-            self._backend.sweep(tree.removal(facets))
-            self._sessions += 1
+                self._sweeps.append(tree.sweep(reader))
+        self._held += tree.held
+        if sum([len(s.checkpoints) for s in self._sweeps]) >= _BATCH or len(self._sweeps) >= _MOST:
+            self._flush()
+
+    def _flush(self) -> bool:
+        """Write; False if something has to be looked at again."""
+        sweeps, self._sweeps = self._sweeps, []
+        if not sweeps:
+            return True
+        done = self._backend.sweep(sweeps)
+        for sweep, was_done in zip(sweeps, done, strict=True):
+            if was_done:
+                self._checkpoints += len(sweep.checkpoints)
+                self._sessions += sweep.remove is not None
+            else:
+                self._moved.append(sweep.session)
+        return all(done)
 
 
 class _Tree:
@@ -146,77 +167,69 @@ class _Tree:
 
     def __init__(self, reader: Reader, session: int) -> None:
         self.session = session
-        self.row, self.head = lineage.read_head(reader, session)
-        self._freed_row = [body for _, body in reader.gaps(session, 0, 0)]
-        self._freed = lineage.freed(reader, session)
+        self._row, self._head = lineage.read_head(reader, session)
         self._known: dict[int, _Known] = {}
-        self.agents: set[str] = set()
+        self._agents: set[str] = set()
         for seq, id, body in all_rows(reader, session):
             try:
                 record = records.unseal_checkpoint(session, seq, id, body).record
                 if "agent" in record.extra:
-                    self.agents.add(record.extra["agent"])
+                    self._agents.add(record.extra["agent"])
                 parent = lineage.parent_of(reader, Place(session, seq), record)
                 self._known[seq] = _Known(id, parent, record.hash, record)
             except UNREADABLE:
                 self._known[seq] = _Known(id, None, b"", None)
+        self._gap_rows = dict(reader.gaps(session, 0, records.MAX_SEQ))
+        """As they are in the store; the row of seq 0 tells what was freed."""
         self._gaps = {
-            seq: records.unseal_gap(session, seq, body)
-            for seq, body in reader.gaps(session, 1, records.MAX_SEQ)
+            seq: records.unseal_gap(session, seq, row) for seq, row in self._gap_rows.items() if seq
         }
+        self._freed = Spans()
+        for low, high in lineage.freed(reader, session):
+            self._freed.add(low, high)
         tombs = {
-            seq: records.unseal_tomb(session, seq, body)
-            for seq, body in reader.tombs(session, 0, records.MAX_SEQ)
+            seq: records.unseal_tomb(session, seq, row)
+            for seq, row in reader.tombs(session, 0, records.MAX_SEQ)
         }
-        self.remove = _to_remove(reader, session, self.head)
-        if self.remove is not None:
+        deleted, remove = _deletion(reader, session, self._head)
+        if remove:
             # The head first: without it the deletion is final, and cannot be undone half-way.
-            self.due = sorted(self._known, key=lambda seq: (seq != self.head.seq, seq))
+            self.due = sorted(self._known, key=lambda seq: (seq != self._head.seq, seq))
+            self.held = 0
         else:
             self.due = sorted(seq for seq in tombs if is_due(tombs[seq]) and seq in self._known)
-        self.held = 0 if self.remove else len(tombs) - len(self.due)
-        if self.remove is None and lineage.is_deleted(reader, session):
-            self.held = len(self._known)
+            self.held = len(self._known) if deleted else len(tombs) - len(self.due)
+            remove = not self._head.seq and len(self.due) == len(self._known)
+        found = reader.session_by_number(session)
+        self.remove = found[0] if found and remove else None
 
-    def sweep(self, reader: Reader, batch: list[int]) -> Sweep:
-        """Free these; whoever came after them learns what was there."""
+    def sweep(self, reader: Reader) -> Sweep:
+        """Free the next of those that are due; whoever came after them learns what was there."""
         session = self.session
+        batch, self.due = self.due[:_BATCH], self.due[_BATCH:]
         going = set(batch)
-        gaps: list[tuple[int, int, Gap]] = []
-        for seq, known in self._known.items():
-            if seq in going:
-                continue
-            gap = self._gaps.get(seq)
-            new = self._widened(gap, going) if gap else self._new_gap(known.parent, going)
-            if new is not None:
-                self._gaps[seq] = new
-                gaps.append((session, seq, new))
         forks = reader.forks(session, 1, records.MAX_SEQ)
-        gaps += self._gaps_elsewhere(reader, forks, going)
+        below = reader.gaps_below(session)
+        gaps = [*self._gaps_here(going), *self._gaps_elsewhere(reader, forks, below, going)]
         keys, facets = self._entries(reader, batch)
-        self._freed = _runs([*_flat(self._freed), *batch])
-        before, self._freed_row = self._freed_row, [records.seal_freed(session, self._freed)]
-        rows = [(s, q, gap.ancestor, records.seal_gap(s, q, gap)) for s, q, gap in gaps]
-        rows.append((session, 0, None, self._freed_row[0]))
-        sweep = Sweep(
-            session,
-            self.row,
-            [(seq, self._known[seq].id) for seq in batch],
-            keys=keys,
-            facets=facets,
-            gaps=rows,
-            freed=before,
-            forks=forks,
-        )
+        known_gaps = sorted(self._gap_rows.items())
         for seq in batch:
-            del self._known[seq]
+            self._freed.add(seq, seq + 1)
             self._gaps.pop(seq, None)
-        return sweep
-
-    def removal(self, facets: list[tuple[int, bytes, bytes]]) -> Sweep:
-        """The session itself, when it is empty."""
-        freed = self._freed_row
-        return Sweep(self.session, self.row, (), facets=facets, freed=freed, remove=self.remove)
+            self._gap_rows.pop(seq, None)
+        rows = [(s, q, gap.ancestor, records.seal_gap(s, q, gap)) for s, q, gap in gaps]
+        if batch:
+            rows.append((session, 0, None, records.seal_freed(session, self._freed.all())))
+        self._gap_rows.update({q: row for s, q, _, row in rows if s == session})
+        last = self.remove is not None and not self.due
+        if last:
+            number = session.to_bytes(8, "big")
+            facets += [(AGENT, records.encode_name(agent), number) for agent in self._agents]
+        freed = [(seq, self._known.pop(seq).id) for seq in batch]
+        return Sweep(
+            session, self._row, known_gaps, forks, below,
+            freed, keys, facets, rows, self.remove if last else None,
+        )  # fmt: skip
 
     def _entries(
         self, reader: Reader, batch: list[int]
@@ -236,11 +249,25 @@ class _Tree:
         chosen = {self._known[seq].id for seq in batch}
         return keys, [f for f in facets if f[2] in chosen]
 
-    def _new_gap(self, parent: Place | None, going: set[int]) -> Gap | None:
+    def _gaps_here(self, going: set[int]) -> Iterator[tuple[int, int, Gap]]:
+        for seq, known in self._known.items():
+            if seq in going:
+                continue
+            gap = self._gaps.get(seq)
+            if gap is not None:
+                new = self._widened(gap, going)
+            else:
+                skip = known.record.skip if known.record else None
+                new = self._new_gap(known.parent, going, skip)
+            if new is not None:
+                self._gaps[seq] = new
+                yield self.session, seq, new
+
+    def _new_gap(self, parent: Place | None, going: set[int], skip: int | None) -> Gap | None:
         """The gap before a child of something that goes; None if its parent stays."""
         if parent is None or parent.session != self.session or parent.seq not in going:
             return None
-        ancestor, freed = self._climb(parent, going)
+        ancestor, freed = self._climb(parent, going, skip)
         return Gap(ancestor, freed, self._known[parent.seq].hash)
 
     def _widened(self, gap: Gap, going: set[int]) -> Gap | None:
@@ -253,30 +280,42 @@ class _Tree:
         ancestor, freed = self._climb(place, going)
         return Gap(ancestor, gap.freed + freed, gap.parent_hash)
 
-    def _climb(self, place: Place, going: set[int]) -> tuple[int | None, int]:
-        """From one that goes to the nearest ancestor that stays, and how many go on the way."""
+    def _climb(
+        self, place: Place, going: set[int], skip: int | None = None
+    ) -> tuple[int | None, int]:
+        """From one that goes to the nearest ancestor that stays, and how many go on the way.
+
+        `skip` is what its child knows of the next one, should its own record be damaged.
+        """
         freed = 0
         at: Place | None = place
         while at is not None and at.session == self.session and at.seq in going:
             freed += 1
-            gap = self._gaps.get(at.seq)
+            gap, known = self._gaps.get(at.seq), self._known[at.seq]
             if gap is not None:
                 freed += gap.freed
                 at = None if gap.ancestor is None else lineage.place_at(gap.ancestor)
+            elif known.record is not None:
+                at = known.parent
             else:
-                at = self._known[at.seq].parent
+                at = None if skip is None else Place(self.session, skip)
+            skip = known.record.skip if known.record else None
         return (None if at is None else records.position(*at)), freed
 
     def _gaps_elsewhere(
-        self, reader: Reader, forks: list[tuple[int, int]], going: set[int]
+        self,
+        reader: Reader,
+        forks: list[tuple[int, int]],
+        below: list[tuple[int, int]],
+        going: set[int],
     ) -> Iterator[tuple[int, int, Gap]]:
         """Gaps of other sessions: of those forked from what goes, and of all that reach up here."""
         for seq, session in forks:
             if not reader.gaps(session, 1, 1) and reader.checkpoint(session, 1) is not None:
-                new = self._new_gap(Place(self.session, seq), going)
+                new = self._new_gap(Place(self.session, seq), going, None)
                 if new is not None:
                     yield session, 1, new
-        for session, seq in reader.gaps_below(self.session):
+        for session, seq in below:
             gap = lineage.gap_before(reader, Place(session, seq))
             if session != self.session and gap is not None:
                 new = self._widened(gap, going)
@@ -284,30 +323,13 @@ class _Tree:
                     yield session, seq, new
 
 
-def _to_remove(reader: Reader, session: int, head: Head) -> bytes | None:
-    """The name of a session that was deleted as a whole and may go."""
-    found = reader.session_by_number(session)
-    if found is None or records.former_name(session, found[0]) is None:
-        return None
+def _deletion(reader: Reader, session: int, head: Head) -> tuple[bool, bool]:
+    """Whether a session was deleted as a whole, and whether it may go."""
+    if not lineage.is_deleted(reader, session):
+        return False, False
     for number, body in reader.operations(session, head.operations, head.operations):
         _, created, _, details = records.unseal_operation(session, number, body)
         hold = details.get("hold")
         if hold is not None and not is_due(records.Tomb(number, created, True, *hold)):
-            return None
-    return found[0]
-
-
-def _flat(runs: list[tuple[int, int]]) -> Iterator[int]:
-    for low, high in runs:
-        yield from range(low, high)
-
-
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Numbers as runs [low, high)."""
-    out: list[tuple[int, int]] = []
-    for n in sorted(set(numbers)):
-        if out and out[-1][1] == n:
-            out[-1] = (out[-1][0], n + 1)
-        else:
-            out.append((n, n + 1))
-    return out
+            return True, False
+    return True, True

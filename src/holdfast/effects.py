@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast import clock
 from holdfast.codec import records
 from holdfast.codec.records import LABEL, TAG, Tomb
-from holdfast.errors import UNREADABLE, CheckpointNotFound, InvalidRequest, SessionExists
+from holdfast.errors import (
+    UNREADABLE,
+    CheckpointNotFound,
+    HoldfastError,
+    InvalidRequest,
+    SessionExists,
+)
 from holdfast.lineage import Place
 from holdfast.writing import Tip, seal_marks
 
@@ -54,8 +60,8 @@ class Effect:
     details: dict[str, Any]
     head: int | None = None
     """Where the head goes, if it moves; 0 means that there is none."""
-    parent: int | None = None
-    """The parent of that checkpoint in its session."""
+    tip: Tip | HoldfastError | None = None
+    """That checkpoint, or why it cannot be read."""
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,7 +77,9 @@ def forward(scene: Scene, kind: str, details: dict[str, Any], seq: int = 0) -> E
     if kind in ("delete", "prune"):
         if "session" in details:
             return _rename(scene, records.deleted_name(scene.number, scene.raw_name), details)
-        return Effect(details, notes={"tombs": _tombs(scene, details)})
+        tombs = _tombs(scene, details)
+        needs = [(scene.number, seq) for seq, _ in tombs]
+        return Effect(details, notes={"tombs": tombs, "needs": needs})
     if seq and kind == "fork":
         return _revive(scene, details)
     if seq:
@@ -117,11 +125,14 @@ def _head_to(scene: Scene, seq: int, details: dict[str, Any]) -> Effect:
         raise InvalidRequest(f"the head cannot go to checkpoint {seq}: {GONE}")
     if scene.reader.tombs(scene.number, seq, seq):
         raise InvalidRequest(f"the head cannot go to checkpoint {seq}: it was deleted")
+    return Effect(details, seq, _tip(scene, seq), {"needs": [(scene.number, seq)]})
+
+
+def _tip(scene: Scene, seq: int) -> Tip | HoldfastError | None:
     try:
-        near = Tip.read(scene.reader, Place(scene.number, seq)).parent_seq
-    except UNREADABLE:
-        near = None
-    return Effect(details, seq, near, {"needs": [(scene.number, seq)]})
+        return Tip.read(scene.reader, Place(scene.number, seq)) if seq else None
+    except UNREADABLE as e:
+        return e
 
 
 def _mark(scene: Scene, seq: int, label: str | None, tags: tuple[str, ...]) -> dict[str, Any]:
@@ -149,12 +160,14 @@ def _runs(details: dict[str, Any], name: str) -> Sequence[int]:
 
 
 def _tombs(scene: Scene, details: dict[str, Any]) -> list[tuple[int, bytes]]:
-    """Tombstones for what is to go. None that is there already is put anew."""
+    """Tombstones for what is to go, and is there."""
     boot, uptime = clock.uptime()
     now = time.time_ns() // 1000
     out = []
     for name in ("runs", "held"):
         for seq in _runs(details, name):
+            if not scene.exists(seq):
+                continue
             tomb = Tomb(scene.next, now, name == "held", boot, uptime)
             out.append((seq, records.seal_tomb(scene.number, seq, tomb)))
     return out
@@ -186,4 +199,5 @@ def _rename(scene: Scene, name: bytes, details: dict[str, Any]) -> Effect:
         raise SessionExists(f"there is another session {records.decode_name(name)!r} by now")
     info = records.unseal_session(scene.number, *found)
     row = records.seal_session(scene.number, name, info)
-    return Effect(details, notes={"rename": (name, row)})
+    head = scene.head.seq
+    return Effect(details, head, _tip(scene, head), notes={"rename": (name, row)})

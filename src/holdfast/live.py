@@ -59,6 +59,9 @@ class Spans:
         self._highs[first:last] = [high]
         return new
 
+    def all(self) -> list[tuple[int, int]]:
+        return list(zip(self._lows, self._highs, strict=True))
+
     def missing(self, low: int, high: int) -> list[tuple[int, int]]:
         """The parts of a span that are not in the set."""
         out = []

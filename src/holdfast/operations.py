@@ -17,9 +17,10 @@ from holdfast import retention as retaining
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.effects import GONE, Effect, Scene, back, forward
-from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
+from holdfast.errors import InvalidRequest, SessionNotFound
 from holdfast.lineage import Place
 from holdfast.model import Operation
+from holdfast.writing import Tip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,19 +60,19 @@ class Operator:
 
     def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
         """False if the session is not as it was when this was planned."""
-        writer = self._writer
         head = scene.head._replace(operations=scene.next)
-        if effect.head is not None:
-            head = head._replace(seq=effect.head, parent=effect.parent)
+        tip = effect.tip
+        if effect.head is not None and effect.head != head.seq:
+            near = tip.parent_seq if isinstance(tip, Tip) else None
+            head = head._replace(seq=effect.head, parent=near)
         try:
-            writer.operation(scene.number, scene.row, head, done, **effect.notes)
-        except Moved:
+            row = self._writer.operation(scene.number, scene.row, head, done, **effect.notes)
+        except (Moved, Gone):
             return False
-        except Gone:
-            raise CheckpointNotFound(f"a checkpoint was deleted meanwhile, and {GONE}") from None
-        if effect.head is not None or "rename" in effect.notes:
-            with writer.store.backend.reader() as reader:
-                writer.look(reader)
+        if effect.head is not None:  # nothing is read for it, as that could fail
+            name, _ = effect.notes.get("rename", (self._writer.raw_name, b""))
+            here = name == self._writer.raw_name
+            self._writer.stand(scene.number if here else None, head, row, tip)
         return True
 
     def _scene(self, reader: Reader, *, deleted: bool = False) -> Scene:
@@ -139,7 +140,7 @@ class Operator:
                 done = self._draft(scene, "prune" if plan.whole is None else "delete", effect)
             if automatic and plan.whole is None:
                 change = Change(scene.number, scene.row, scene.row, notes=Notes(**effect.notes))
-                with suppress(Moved):
+                with suppress(Moved, Gone):
                     self._writer.store.backend.commit(change)
                     return plan
             elif self._commit(done, scene, effect):

@@ -91,20 +91,16 @@ class Writer:
 
     def look(self, reader: Reader) -> None:
         """Expect the head that the session has now."""
-        self.growth = self.damage = self.tip = None
         found = reader.session(self.raw_name)
-        if found is None:
-            self.number, self.head, self.head_row = None, _EMPTY, b""
-            self.agents = set()
-            return
-        if found[0] != self.number:
-            self.number, self.agents = found[0], set()
+        number, head, row = None if found is None else found[0], self.head, self.head_row
+        tip: Tip | HoldfastError | None = None
         try:
-            self.head_row, self.head = lineage.read_head(reader, self.number)
-            if self.head.seq:
-                self.tip = Tip.read(reader, Place(self.number, self.head.seq))
+            if number is not None:
+                row, head = lineage.read_head(reader, number)
+                tip = Tip.read(reader, Place(number, head.seq)) if head.seq else None
         except UNREADABLE as e:
-            self.damage = e
+            tip = e
+        self.stand(number, head, row, tip)
 
     def checkpoint(
         self,
@@ -321,8 +317,25 @@ class Writer:
             ids.to_text(actual.id) if actual else None,
         )
 
-    def operation(self, number: int, row: bytes, head: Head, done: Operation, **notes: Any) -> None:
-        """Commit a change that is no checkpoint.
+    def stand(
+        self, number: int | None, head: Head, row: bytes, tip: Tip | HoldfastError | None
+    ) -> None:
+        """Expect a head that is known already; with no number: that there is no such session."""
+        self.growth = self.damage = self.tip = None
+        if number is None:
+            head, row, tip = _EMPTY, b"", None
+        if number != self.number:
+            self.number, self.agents = number, set()
+        self.head, self.head_row = head, row
+        if isinstance(tip, HoldfastError):
+            self.damage = tip
+        else:
+            self.tip = tip
+
+    def operation(
+        self, number: int, row: bytes, head: Head, done: Operation, **notes: Any
+    ) -> bytes:
+        """Commit a change that is no checkpoint; returns the head's new row.
 
         `row` is the head's row that it was planned on. Raises Moved if that has changed since.
         """
@@ -333,6 +346,7 @@ class Writer:
         self.store.backend.commit(change)
         if self.head_row == row:
             self.head, self.head_row = head, new_row
+        return new_row
 
 
 def _unchanged(node: Node | None, _: Writes) -> Node:

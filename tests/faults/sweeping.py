@@ -6,10 +6,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import holdfast
@@ -119,27 +119,25 @@ def takes_shared_blobs() -> None:
 
 def frees_without_looking() -> None:
     """Checkpoints go even if the session has moved since they were found to be deleted."""
-    real = sqlite_writer.sweep
-
-    def blindly(cursor: Any, sweep: Sweep) -> None:
-        head = cursor.execute("SELECT body FROM heads WHERE session = ?", (sweep.session,))
-        rows = head.fetchall()
-        if rows:
-            real(cursor, replace(sweep, expect=rows[0][0]))
-
-    sqlite_writer.sweep = blindly
+    Sweep.is_current = lambda self, reader: reader.head(self.session) is not None  # type: ignore[method-assign]
 
 
 def sweeps_in_two_halves() -> None:
     """What is freed, and what its children learn of it, in two transactions."""
-    real = sqlite_writer.sweep
+    real = SqliteBackend.sweep
 
-    def by_halves(cursor: Any, sweep: Sweep) -> None:
-        real(cursor, replace(sweep, gaps=[]))
+    def by_halves(self: SqliteBackend, sweeps: Sequence[Sweep]) -> list[bool]:
+        done = real(self, [replace(sweep, gaps=[]) for sweep in sweeps])
         time.sleep(0.01)  # lest the test needs luck
-        real(cursor, replace(sweep, checkpoints=[], keys=[], facets=[], remove=None))
+        with self._transaction() as connection:
+            connection.execute("BEGIN")
+            for sweep in compress(sweeps, done):
+                rest = replace(sweep, checkpoints=[], keys=[], facets=[], remove=None)
+                sqlite_writer.sweep(self._cursor, rest)
+            connection.execute("COMMIT")
+        return done
 
-    sqlite_writer.sweep = by_halves
+    SqliteBackend.sweep = by_halves  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":  # the writer of the power-loss harness, with this mutant

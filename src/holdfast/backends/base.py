@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from holdfast.codec.records import MAX_SEQ, SEQ_BITS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -76,23 +78,37 @@ class Notes:
 
 @dataclass(slots=True)
 class Sweep:
-    """What gc removes of one session, in one atomic write."""
+    """What gc removes of one session, all of it or nothing."""
 
     session: int
     expect: bytes
-    """The head's row as last read: what is freed was chosen by it."""
-    checkpoints: Sequence[tuple[int, bytes]]
+    """The head's row as last read: what is freed was chosen by it. So it was by what follows:"""
+    known_gaps: Sequence[tuple[int, bytes]]
+    """seq and row of all gaps of the session,"""
+    forks: Sequence[tuple[int, int]]
+    """seq and session of all forks from it,"""
+    below: Sequence[tuple[int, int]]
+    """and session and seq of all gaps whose far end is in it."""
+    checkpoints: Sequence[tuple[int, bytes]] = ()
     """seq and id; with it go its tombstone, its gap, its marks and its key"""
     keys: Sequence[bytes] = ()
     facets: Sequence[tuple[int, bytes, bytes]] = ()
     gaps: Sequence[tuple[int, int, int | None, bytes]] = ()
     """session, seq, position of the ancestor, and row: of this session, and of those below it"""
-    freed: Sequence[bytes] = ()
-    """The row of seq 0 among the session's gaps as last read, if there was one."""
-    forks: Sequence[tuple[int, int]] = ()
-    """seq and session of all forks from what is freed; Moved is raised if there are others"""
     remove: bytes | None = None
     """The session's name, if all of it goes."""
+
+    def is_current(self, reader: Reader) -> bool:
+        """Whether the session, and what hangs on it, is still as it was when this was planned."""
+        session = self.session
+        far = [ancestor for _, _, ancestor, _ in self.gaps if ancestor is not None]
+        return (
+            reader.head(session) == self.expect
+            and reader.gaps(session, 0, MAX_SEQ) == [*self.known_gaps]
+            and reader.forks(session, 1, MAX_SEQ) == [*self.forks]
+            and reader.gaps_below(session) == [*self.below]
+            and all(reader.checkpoint(a >> SEQ_BITS, a & MAX_SEQ) is not None for a in far)
+        )
 
 
 @dataclass(slots=True)
@@ -225,8 +241,8 @@ class Backend(Protocol):
         """
         ...
 
-    def sweep(self, sweep: Sweep) -> None:
-        """Free checkpoints, or nothing: Moved if the head's row is not the expected one."""
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+        """Free checkpoints of several sessions, and tell which: none of one that is not current."""
         ...
 
     def trim(self, trim: Trim) -> int:

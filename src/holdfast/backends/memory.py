@@ -11,7 +11,7 @@ from holdfast.backends.base import Backend, Change, Gone, Moved, Notes, Reader
 from holdfast.errors import InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.backends.base import Sweep, Trim
@@ -141,39 +141,40 @@ class MemoryBackend(Backend, Reader):
         starts[low:high] = [first]
         held[first] = row
 
-    def sweep(self, sweep: Sweep) -> None:
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
         with self._lock:
             self._check_open()
-            session = sweep.session
-            freed = [row for _, row in self.gaps(session, 0, 0)]
-            if self._heads.get(session) != sweep.expect or freed != [*sweep.freed]:
-                raise Moved
-            known = set(sweep.forks)
-            for seq, _ in sweep.checkpoints:
-                if not known.issuperset(self.forks(session, seq, seq)):
-                    raise Moved
             self._version += 1
-            marks = self._marks.get(session, {})
-            for seq, id in sweep.checkpoints:
-                self._checkpoints.get(session, {}).pop(seq, None)
-                index = bisect_left(self._ids, (id, session, seq))
-                if self._ids[index : index + 1] == [(id, session, seq)]:
-                    del self._ids[index]
-                self._tombs.pop((session, seq), None)
-                self._gaps.pop((session, seq), None)
-                for mark in [m for m in marks if m[0] == seq]:
-                    del marks[mark]
-            for key in sweep.keys:
-                self._keys.pop((session, key), None)
-            for kind, value, id in sweep.facets:
-                self._facets.get((kind, value), set()).discard(id)
-            for other, seq, ancestor, row in sweep.gaps:
-                self._gaps[other, seq] = (ancestor, row)
-            if sweep.remove is not None:
-                del self._sessions[sweep.remove], self._names[session], self._heads[session]
-                self._origins.pop(session, None)
-                self._operations.pop(session, None)
-                self._gaps.pop((session, 0), None)
+            done = []
+            for sweep in sweeps:
+                done.append(sweep.is_current(self))
+                if done[-1]:
+                    self._sweep(sweep)
+            return done
+
+    def _sweep(self, sweep: Sweep) -> None:
+        session = sweep.session
+        marks = self._marks.get(session, {})
+        for seq, id in sweep.checkpoints:
+            self._checkpoints.get(session, {}).pop(seq, None)
+            index = bisect_left(self._ids, (id, session, seq))
+            if self._ids[index : index + 1] == [(id, session, seq)]:
+                del self._ids[index]
+            self._tombs.pop((session, seq), None)
+            self._gaps.pop((session, seq), None)
+            for mark in [m for m in marks if m[0] == seq]:
+                del marks[mark]
+        for key in sweep.keys:
+            self._keys.pop((session, key), None)
+        for kind, value, id in sweep.facets:
+            self._facets.get((kind, value), set()).discard(id)
+        for other, seq, ancestor, row in sweep.gaps:
+            self._gaps[other, seq] = (ancestor, row)
+        if sweep.remove is not None:
+            del self._sessions[sweep.remove], self._names[session], self._heads[session]
+            self._origins.pop(session, None)
+            self._operations.pop(session, None)
+            self._gaps.pop((session, 0), None)
 
     def trim(self, trim: Trim) -> int:
         gone = 0

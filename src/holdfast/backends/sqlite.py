@@ -25,7 +25,7 @@ from holdfast.codec.records import seal_counter, unseal_counter
 from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.backends.base import Sweep, Trim
@@ -221,9 +221,17 @@ class SqliteBackend(Backend):
         finally:
             self._group.release()
 
-    def sweep(self, sweep: Sweep) -> None:
-        with self._transaction():
-            writer.sweep(self._cursor, sweep)
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+        with self._transaction() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            reader = SqliteReader(connection, self.path)
+            done = []
+            for sweep in sweeps:
+                done.append(sweep.is_current(reader))
+                if done[-1]:
+                    writer.sweep(self._cursor, sweep)
+            connection.execute("COMMIT")
+            return done
 
     def trim(self, trim: Trim) -> int:
         with self._transaction() as connection:

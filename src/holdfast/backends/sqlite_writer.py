@@ -205,29 +205,23 @@ def _rename(execute: Any, session: int, name: bytes, row: bytes) -> None:
 
 # -- gc ------------------------------------------------------------------------------------------
 
-_FREE = """DELETE FROM checkpoints WHERE pos = ?; DELETE FROM tombs WHERE pos = ?;
-DELETE FROM gaps WHERE pos = ?; DELETE FROM marks WHERE pos = ?"""
+_FREE = """DELETE FROM checkpoints WHERE pos BETWEEN ? AND ?;
+DELETE FROM tombs WHERE pos BETWEEN ? AND ?; DELETE FROM gaps WHERE pos BETWEEN ? AND ?;
+DELETE FROM marks WHERE pos BETWEEN ? AND ?"""
 
 
 def sweep(cursor: apsw.Cursor, sweep: Sweep) -> None:
-    execute = cursor.execute
+    execute, many = cursor.execute, cursor.executemany
     session = sweep.session
-    execute(_BEGIN)
-    held = execute("SELECT body FROM heads WHERE session = ?", (session,)).fetchall()
-    freed = execute("SELECT body FROM gaps WHERE pos = ?", (position(session, 0),)).fetchall()
-    if held != [(sweep.expect,)] or freed != [(b,) for b in sweep.freed]:
-        raise Moved
-    known = set(sweep.forks)
-    for seq, _ in sweep.checkpoints:
-        pos = position(session, seq)
-        forks = execute("SELECT num FROM sessions WHERE origin = ?", (pos,)).fetchall()
-        if not known.issuperset([(seq, number) for (number,) in forks]):
-            raise Moved
-        execute(_FREE, (pos, pos, pos, pos))
-    for key in sweep.keys:
-        execute("DELETE FROM keys WHERE session = ? AND key = ?", (session, key))
-    for facet in sweep.facets:
-        execute("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", facet)
+    low = high = -1
+    for seq in sorted([seq for seq, _ in sweep.checkpoints]):
+        if seq != high + 1:
+            _free(execute, session, low, high)
+            low = seq
+        high = seq
+    _free(execute, session, low, high)
+    many("DELETE FROM keys WHERE session = ? AND key = ?", [(session, k) for k in sweep.keys])
+    many("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", sweep.facets)
     for other, seq, ancestor, body in sweep.gaps:
         row = (position(other, seq), ancestor, body)
         execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
@@ -238,7 +232,12 @@ def sweep(cursor: apsw.Cursor, sweep: Sweep) -> None:
         execute("DELETE FROM heads WHERE session = ?", (session,))
         execute("DELETE FROM operations WHERE pos >= ? AND pos < ?", (low, high))
         execute("DELETE FROM gaps WHERE pos = ?", (low,))
-    execute("COMMIT")
+
+
+def _free(execute: Any, session: int, low: int, high: int) -> None:
+    """A run of checkpoints, all of which go."""
+    if low >= 0:
+        execute(_FREE, (position(session, low), position(session, high)) * 4)
 
 
 def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:

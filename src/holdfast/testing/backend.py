@@ -213,35 +213,52 @@ class BackendContract:
         backend.close()
 
     def test_sweep(self, tmp_path: Path) -> None:
+        """Nothing of a session goes that is not as it was; several go at once."""
         backend, number = self._begun(tmp_path)
+        other = backend.reserve("session", 1)
+        id = bytes(14) + b"\x09"
+        backend.commit(Change(other, b"", b"o1", (b"other", b"row"), (1, id, b"c")))
         change = Change(number, b"h1", b"h2", None, (2, bytes(14) + b"\x02", b"c2"))
         change.notes = Notes(key=b"k", marks=[(2, 1, b"t", b"m")], tombs=[(2, b"tomb")])
         backend.commit(change)
         gone = [(2, bytes(14) + b"\x02")]
-        with raises(Moved):
-            backend.sweep(Sweep(number, b"h1", gone))
-        with raises(Moved):
-            backend.sweep(Sweep(number, b"h2", gone, freed=[b"another gc was here"]))
-        sweep = Sweep(number, b"h2", gone, keys=[b"k"], gaps=[(number, 1, (9 << 32) + 4, b"gap")])
-        backend.sweep(sweep)
+        stale = [
+            Sweep(number, b"h1", [], [], [], gone),
+            Sweep(number, b"h2", [(0, b"another gc was here")], [], [], gone),
+            Sweep(number, b"h2", [], [(1, 9)], [], gone),
+            Sweep(number, b"h2", [], [], [(9, 1)], gone),
+            Sweep(number, b"h2", [], [], [], gone, gaps=[(number, 1, (9 << 32) + 4, b"none")]),
+        ]
+        gaps = [(number, 1, (other << 32) + 1, b"gap")]
+        sweep = Sweep(number, b"h2", [], [], [], gone, keys=[b"k"], gaps=gaps)
+        equal(backend.sweep([*stale, sweep, sweep]), [False] * 5 + [True, False])
         with backend.reader() as reader:
             equal(reader.checkpoint(number, 2), None)
             equal(reader.find_ids(gone[0][1], gone[0][1], 1), [])
             equal(reader.find_key(number, b"k"), None)
             equal((reader.marks(number, 0, 9), reader.tombs(number, 0, 9)), ([], []))
             equal(reader.gaps(number, 0, 9), [(1, b"gap")])
-            equal(reader.gaps_below(9), [(number, 1)])
+            equal(reader.gaps_below(other), [(number, 1)])
             equal(reader.gaps_below(number), [])
+            equal(reader.session(b"s"), (number, b"row"))
+        backend.close()
+
+    def test_sweep_of_a_whole_session(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
         fork = backend.reserve("session", 1)
         change = Change(fork, b"", b"f1", (b"fork", b"row"))
         change.notes = Notes(origin=(number, 1))
         backend.commit(change)
-        with raises(Moved):  # a fork that the sweep does not know of
-            backend.sweep(Sweep(number, b"h2", [(1, bytes(14) + b"\x01")]))
-        backend.sweep(Sweep(number, b"h2", [(1, bytes(14) + b"\x01")], forks=[(1, fork)]))
-        backend.sweep(Sweep(number, b"h2", (), remove=b"s"))
+        first = [(1, bytes(14) + b"\x01")]
+        freed = [(number, 0, None, b"freed")]
+        sweeps = [
+            Sweep(number, b"h1", [], [(1, fork)], [], first, gaps=freed),
+            Sweep(number, b"h1", [(0, b"freed")], [(1, fork)], [], remove=b"s"),
+        ]
+        equal(backend.sweep(sweeps), [True, True])
         with backend.reader() as reader:
             equal((reader.session(b"s"), reader.head(number)), (None, None))
+            equal((reader.gaps(number, 0, 9), reader.session(b"fork")), ([], (fork, b"row")))
         backend.close()
 
     def test_trim(self, tmp_path: Path) -> None:
