@@ -115,17 +115,16 @@ def _append(session: holdfast.Session, messages: list[Message]) -> None:
 class Loop:
     """A store with so many sessions on one event loop."""
 
-    def __init__(self, path: Path, sessions: int, workers: int | None = None) -> None:
+    def __init__(self, path: Path, sessions: int) -> None:
         self._path = path
         self.pulse = Pulse()
         self._run = self.pulse.runner.run
-        self._store = self._run(self._open(workers))
+        self._store = self._run(self._open())
         self._sessions = self._run(self._handles(sessions))
         self._first: list[Message] = []
 
-    async def _open(self, workers: int | None) -> holdfast.AsyncStore:
-        path = self._path
-        return await (holdfast.aopen(path, workers=workers) if workers else holdfast.aopen(path))
+    async def _open(self) -> holdfast.AsyncStore:
+        return await holdfast.aopen(self._path)
 
     async def _handles(self, count: int) -> list[holdfast.AsyncSession]:
         return [await self._store.session(f"session-{i}") for i in range(count)]
@@ -233,30 +232,27 @@ def threads(lab: Lab) -> list[Row]:
 
 
 def loop(lab: Lab) -> list[Row]:
-    ours = Loop(lab.path("loop"), ON_LOOP, THREADS)
-    fewer = Loop(lab.path("loop-default"), ON_LOOP)
+    ours = Loop(lab.path("loop"), ON_LOOP)
     control = Threads(lab.path("loop-threads"), ON_LOOP)
-    sides: dict[str, Side] = {"ours": ours, "fewer": fewer, "threads": control}
+    sides: dict[str, Side] = {"ours": ours, "threads": control}
     with _contest(lab, dict.fromkeys(sides, ON_LOOP * lab.pick(8, 2)), sides) as contest:
         rates = contest.rates()
         idle = contest.watch(lab.pick(0.4, 0.1))
-    share, default = (Ratio.of(rates[side], rates["threads"]) for side in ("ours", "fewer"))
+    share = Ratio.of(rates["ours"], rates["threads"])
     # Where a loop stands still that has nothing to do with us, nobody can tell why ours did.
     quiet = max(*control.pulse.worst, *idle.worst) <= STALL
-    still = max(*ours.pulse.worst, *fewer.pulse.worst) > STALL
+    still = max(ours.pulse.worst) > STALL
     return [
         lab.row(
-            f"{ON_LOOP} sessions on one event loop, {THREADS} workers, durable `append`s",
+            f"{ON_LOOP} sessions on one event loop, durable `append`s",
             f"≥ 80 % of what {THREADS} threads do with as many sessions",
-            f"{_share(share)} ({_rate(rates['ours'])}; threads {_rate(rates['threads'])}); "
-            f"with the default number of workers {_share(default)}",
+            f"{_share(share)} ({_rate(rates['ours'])}; threads {_rate(rates['threads'])})",
             passed=share.middle >= 0.8,
         ),
         lab.row(
             "Longest time that such a loop stood still",
             "≤ 20 ms; not judged where loops without holdfast stand still as long",
-            f"{ours.pulse}, default workers {fewer.pulse}, of which it computed "
-            f"{duration([max(ours.pulse.busy, fewer.pulse.busy)])} at most; "
+            f"{ours.pulse}, of which it computed {duration([ours.pulse.busy])} at most; "
             f"beside the threads {control.pulse}; with nothing going on {idle}",
             passed=None if still and not quiet else not still,
         ),

@@ -27,7 +27,7 @@ from holdfast.store import Store
 
 OWN = {
     "Store.keep": "a session announces itself to its store",
-    "Store.tidy": "a session tells its store that it saved",
+    "Store.retention": "given to aopen()",
     "Store.new_session": "numbers for writers",
     "Store.new_stream": "numbers for writers",
     "Session.reset_lock": "a hook for fork()",
@@ -136,7 +136,7 @@ def test_own_methods_exist():
 
 def test_aopen_has_the_options_of_open():
     ours = dict(inspect.signature(holdfast.aopen).parameters)
-    assert ours.pop("workers").default == 16
+    assert ours.pop("workers").default == 32
     assert ours == dict(inspect.signature(holdfast.open).parameters)
 
 
@@ -221,7 +221,7 @@ async def test_a_store_from_first_to_last(path, tmp_path):
         await s.delete()
         phases = []
         await store.gc(lambda phase, *_: phases.append(phase))
-        assert "data" in phases
+        assert "reading" in phases
         assert (await store.backup(tmp_path / "copy.db")).ok
     with holdfast.open(tmp_path / "copy.db") as copy:
         assert [i.name for i in copy.sessions()] == ["a", "b"]

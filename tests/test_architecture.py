@@ -27,6 +27,7 @@ LAYERS = [
         "retention",
         "session",
         "stats",
+        "tidying",
         "store",
         "transfer",
         "verify",

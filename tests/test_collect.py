@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
+from holdfast import collect
+from holdfast.codec.rows import unseal_items
+from holdfast.codec.streams import STREAM_BITS
+from holdfast.errors import Unavailable
 from holdfast.live import Spans
+from tests.home import Home
 from tests.test_layout import message, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -167,3 +173,180 @@ def test_spans() -> None:
             assert {n for x, y in spans.within(a, b) for n in range(x, y)} == model & set(
                 range(a, b)
             )
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["same handle", "new handle"])
+@pytest.mark.parametrize(
+    ("window", "end"),
+    [*[(20, end) for end in range(65, 137, 8)], *[(100, end) for end in range(125, 190, 13)]],
+)
+def test_a_stream_goes_on_after_its_small_packs_were_packed(
+    store: holdfast.Store, window: int, end: int, again: bool
+) -> None:
+    rng = random.Random(end)
+    log = [message(rng, n) for n in range(260)]
+    session = store.session("s")
+    for n in range(1, end):
+        session.save({"log": log[max(0, n - window) : n]})
+    session.prune(holdfast.Retention(keep_last=3))
+    before = _items(store)
+    assert store.gc().rows
+    assert _items(store) < before or before <= 3
+    if again:
+        session = store.session("s")
+    for n in range(end, 260):
+        session.save({"log": log[max(0, n - window) : n]})
+        assert session.load() == {"log": log[max(0, n - window) : n]}
+        _nothing_is_stored_twice(store)
+    report = store.verify(read_data=True)
+    assert report.ok, str(report)
+    for checkpoint in session.tree():
+        assert session.load(checkpoint)["log"][-1] == log[checkpoint.step - 1]
+
+
+def _nothing_is_stored_twice(store: holdfast.Store) -> None:
+    with store.backend.reader() as reader:
+        rows = [pos for pos, _, _ in reader.item_rows(-1, 1_000)]
+        for pos, after in itertools.pairwise(rows):
+            stream, first = pos >> STREAM_BITS, pos & (1 << STREAM_BITS) - 1
+            [(_, body)] = reader.items(stream, first, first + 1)
+            assert pos + len(unseal_items(pos, body, "").ends) <= after
+
+
+def _items(store: holdfast.Store) -> int:
+    with store.backend.reader() as reader:
+        return reader.sizes()["items"][0]
+
+
+# -- somebody else meanwhile -----------------------------------------------------------------------
+
+
+def _family(rng: random.Random, home: Home, steps: int) -> None:
+    """Forks of forks, with holes everywhere, and sessions deleted as a whole."""
+    names = ["s"]
+    home.session().save({"log": []})
+    for n in range(steps):
+        session = home.session(rng.choice(names))
+        roll = rng.random()
+        with suppress(holdfast.InvalidRequest, holdfast.NotFound, holdfast.SessionExists):
+            if roll < 0.45:
+                session.append("log", n, key=f"k{rng.random()}", trigger="x")
+            elif roll < 0.7:
+                session.delete(rng.choice([c.id for c in session.tree()] or ["@~1"]))
+            elif roll < 0.85:
+                session.fork(f"f{n}", rng.choice([c.id for c in session.history()] or ["@"]))
+                names.append(f"f{n}")
+            elif roll < 0.92:
+                session.rewind(rng.choice([c.id for c in session.tree()] or ["@"]))
+            elif roll < 0.96:
+                session.delete()
+            else:
+                session.undo()
+
+
+def _states(home: Home) -> dict[str, Any]:
+    handles = [home.session(info.name) for info in home.store.sessions()]
+    return {c.id: handle.load(c) for handle in handles for c in handle.tree()}
+
+
+def _lines(home: Home) -> dict[str, Any]:
+    """What each session's history looks like, however much of it was freed."""
+    handles = [home.session(info.name) for info in home.store.sessions()]
+    return {h.name: [(c.id, c.step, c.pruned) for c in h.history()] for h in handles}
+
+
+@contextmanager
+def before(backend: Any, what: str, act: Callable[[], object]) -> Iterator[None]:
+    """Somebody acts before each write of gc."""
+    real = getattr(backend, what)
+
+    def racing(arguments: Any) -> Any:
+        act()
+        return real(arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, what, racing)
+        yield
+
+
+@pytest.mark.parametrize("what", ["sweep", "trim"])
+@pytest.mark.parametrize("seed", range(20))
+def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second frees everything between the first's looking and its writing."""
+    rng = random.Random(seed)
+    other = home.another()
+    for _ in range(3):
+        _family(rng, home, 40)
+        states, lines = _states(home), _lines(home)
+        monkeypatch.setattr(collect, "_BATCH", rng.choice([1, 3, 2_000]))
+        with before(home.store.backend, what, other.gc) if home.durable else nullcontext():
+            home.store.gc()
+        report = home.store.verify(read_data=True)
+        assert report.ok, str(report)
+        assert (_states(home), _lines(home)) == (states, lines)
+
+
+@pytest.mark.parametrize("what", ["sweep", "trim"])
+@pytest.mark.parametrize("seed", range(10))
+def test_people_work_while_gc_runs(home: Home, what: str, seed: int) -> None:
+    """They fork, delete, take that back and save between gc's looking and its writing."""
+    rng = random.Random(seed)
+    told: list[Any] = []
+
+    def work() -> None:
+        if rng.random() < 0.7:
+            _family(rng, home, 3)
+        told.append((_states(home), _lines(home)))
+
+    for _ in range(3):
+        _family(rng, home, 30)
+        work()
+        with before(home.store.backend, what, work):
+            home.store.gc()
+        report = home.store.verify(read_data=True)
+        assert report.ok, str(report)
+        assert (_states(home), _lines(home)) == told[-1]
+
+
+def test_gc_is_stopped_in_a_deleted_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the head is freed the deletion cannot be undone, so that nothing comes back in part."""
+    session = home.filled(9)
+    session.delete()
+    backend = home.store.backend
+    swept: list[int] = []
+
+    def stop() -> None:
+        if len(swept) == 2:
+            raise Unavailable("injected")
+        swept.append(1)
+
+    monkeypatch.setattr(collect, "_BATCH", 2)
+    with before(backend, "sweep", stop), pytest.raises(Unavailable):
+        home.store.gc()
+    with pytest.raises(holdfast.InvalidRequest, match="freed"):
+        home.reopened().session("s").undo()
+    assert list(home.store.sessions()) == []
+    assert home.store.verify(read_data=True).ok
+    assert home.store.gc()[:2] == (5, 1)
+    assert home.store.gc() == (0, 0, 0, 0)
+
+
+def test_a_blob_comes_back_while_gc_runs(home: Home) -> None:
+    """Another gc has removed it, and somebody has saved the same content anew."""
+    big = text(random.Random(1), 30_000)
+    session = home.session()
+    session.save({"big": big}, label="a")
+    session.save({"n": 1})
+    session.delete("a")
+    other, raced = home.another(), list[int]()
+
+    def race() -> None:
+        if not raced:
+            raced.append(1)
+            other.gc()
+            other.session("t").save({"big": big})
+
+    with before(home.store.backend, "trim", race):
+        home.store.gc()
+    assert home.store.verify(read_data=True).ok
+    assert home.reopened().session("t").load() == {"big": big}

@@ -649,6 +649,7 @@ RARE: list[dict[str, Any]] = [
     {"agent": "rare"},
     {"agent": "rare", "tag": "rare"},
     {"label": "rare", "text": "i", "meta": {"k": "v"}},
+    {"tag": "t", "status": "halted"},
 ]
 
 
@@ -661,7 +662,7 @@ def _needles(store: holdfast.Store) -> None:
     for i in range(3):
         rare.save(
             {"i": i},
-            tags=["rare"],
+            tags=["rare", "t"],
             label="rare",
             trigger="rare",
             status="halted",
@@ -730,9 +731,15 @@ def memory(tmp_path: Path) -> Iterator[Home]:
 
 
 def test_mutant_without_an_index(memory: Home, mutant: Any, unsealed: list[int]) -> None:
-    mutant(finding.Query, "facet", lambda self: None)
+    mutant(finding.Query, "facets", lambda self: [])
     with pytest.raises(AssertionError):
         test_an_index_is_used(memory, {"tag": "rare"}, unsealed)
+
+
+def test_mutant_that_takes_any_index(memory: Home, mutant: Any, unsealed: list[int]) -> None:
+    mutant(finding, "_PROBE", 1)
+    with pytest.raises(AssertionError):
+        test_an_index_is_used(memory, {"tag": "t", "status": "halted"}, unsealed)
 
 
 def test_mutant_that_lists_deleted_ones(memory: Home, mutant: Any) -> None:

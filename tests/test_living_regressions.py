@@ -16,6 +16,7 @@ from holdfast.backends import sqlite_file
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.operations import Operator
 from tests.home import Home, strangers
+from tests.test_upkeep import spoil_backups
 
 DAY = 86_400
 
@@ -184,10 +185,12 @@ def test_the_reason_for_one(home: Home) -> None:
     assert plan.verdicts[0].reason == "not kept by keep_last=1"
 
 
-def test_a_backup_that_does_not_verify_leaves_nothing(sqlite: Home, tmp_path: Path) -> None:
+def test_a_backup_that_does_not_verify_leaves_nothing(
+    sqlite: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy's -wal and -shm stay."""
     sqlite.filled(3)
-    sqlite.spoil_checkpoint(2)
+    spoil_backups(monkeypatch)
     with pytest.raises(HoldfastError):
         sqlite.store.backup(tmp_path / "copy.db")
     assert strangers(sqlite) == []

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 import holdfast
-from holdfast import Retention, clock, collect, source
-from holdfast import store as storing
+from holdfast import Retention, clock, collect, source, tidying
 from holdfast.codec import load as loading
 from holdfast.errors import InvalidRequest
 from holdfast.retention import seconds
@@ -556,7 +555,7 @@ def _size(home: Home) -> int:
 
 
 def test_automatic_retention_bounds_the_store(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "_ENOUGH", 64)
+    monkeypatch.setattr(tidying, "_ENOUGH", 64)
     most, largest, _ = kept_small(home, 400, Retention(keep_last=20))
     assert most < 20 + 16
     session = home.session()
@@ -588,7 +587,7 @@ def test_retention_is_given_at_open(tmp_path: Path) -> None:
                 session.append("log", i)
                 assert session.load()["log"][-1] == i
             assert len(session) < 5 + 16
-            assert session.clean_up(rule)
+            assert session.clean_up(rule).removed
             assert len(session) == 5
 
 
@@ -611,11 +610,11 @@ def test_a_failed_clean_up_fails_no_save(
         called.append(1)
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(storing, "_ENOUGH", 1)
+    monkeypatch.setattr(tidying, "_ENOUGH", 1)
     if what == "prune":
         monkeypatch.setattr(holdfast.Session, "clean_up", fail)
     else:
-        monkeypatch.setattr(storing, "collect", fail)
+        monkeypatch.setattr(tidying, "collect", fail)
     home.store.retention = Retention(keep_last=2)
     session = home.session()
     with caplog.at_level(logging.ERROR, logger="holdfast"):
@@ -623,13 +622,15 @@ def test_a_failed_clean_up_fails_no_save(
             saved = session.save({"i": i})
             assert saved.seq == i + 1
             assert session.get() == saved
+        home.store.retention = None  # waits for what runs in its own thread
     assert len(called) == 2
-    assert [r.message for r in caplog.records] == [
-        "cleaning up after a save of session 's' failed"
-    ] * 2
+    told = {
+        "prune": "cleaning up after a save of session 's' failed",
+        "collect": "freeing what was deleted failed",
+    }
+    assert [r.message for r in caplog.records] == [told[what]] * 2
     assert "injected" in caplog.text
     monkeypatch.undo()
-    home.store.retention = None
     home.store.gc()
     assert home.store.verify(read_data=True).ok
 
@@ -677,12 +678,15 @@ def test_mutant_without_gaps(memory: Home, mutant: Any) -> None:
 
 
 def test_mutant_whose_save_fails(memory: Home, mutant: Any, caplog: Any) -> None:
-    mutant(holdfast.Store, "tidy", lambda self, session: session.clean_up(self.retention))
+    def tidy(self: Any, session: Any, seq: int) -> None:
+        session.clean_up(self.rule)
+
+    mutant(tidying.Tidier, "after_save", tidy)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError):
         test_a_failed_clean_up_fails_no_save(memory, "prune", patch, caplog)
 
 
 def test_mutant_that_never_collects(memory: Home, mutant: Any) -> None:
-    mutant(storing, "collect", lambda backend: None)
+    mutant(tidying, "collect", lambda backend: None)
     with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
         test_automatic_retention_bounds_the_store(memory, patch)

@@ -1,20 +1,14 @@
 """What five earlier systems got wrong (SEEDS.md), row by row: none of it may happen here.
 
-Rows, or parts of rows, that are held elsewhere or come with a later capability:
+The rows of undo, deletion, retention, gc, repair, searches, backups, asyncio and watching are in
+test_seed_living.py. What is held elsewhere or comes with a later capability, row by row or in part:
 
 | Row | What                                                | Where                                |
 |-----|-----------------------------------------------------|--------------------------------------|
-| 2   | delete("*") deletes something                       | deletion                             |
-| 3   | cleaning up a session deletes its namesakes         | deletion                             |
-| 5   | delete removes one of two copies                    | deletion                             |
-| 6   | prune keeps the oldest                              | retention                            |
 | 12  | writes in place without fsync                       | tests/faults (power loss, kill, I/O) |
 | 17  | a stored path is trusted                            | importers: the engine stores none    |
 | 22  | EveryN fires for every event, at 0, with n = 0      | policies                             |
-| 25  | retention deletes labelled ones, leaves dangling    | retention                            |
-| 30  | settings that are never read                        | retention, policies                  |
-| 32  | a failed clean-up fails a save that is done         | retention                            |
-| 33  | deleting what is missing is Ok; emptied ones listed | deletion                             |
+| 30  | auto_checkpoint_interval is never read              | policies                             |
 | 35  | no test kills the process and resumes               | runs; saves alone: tests/faults      |
 """
 

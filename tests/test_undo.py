@@ -590,7 +590,7 @@ def test_an_automatic_prune_is_invisible(home: Home) -> None:
     session = home.filled(6)
     session.tag("@", "x")
     session.undo()
-    removed = session.clean_up(Retention(keep_last=4))
+    removed = session.clean_up(Retention(keep_last=4)).removed
     assert [v.checkpoint.seq for v in removed] == [1, 2]
     session.redo()
     assert session.get().tags == ("x",)

@@ -165,12 +165,39 @@ def test_a_backup_that_fails_leaves_nothing(
     assert sqlite.store.backup(tmp_path / "copy.db").ok
 
 
-def test_a_damaged_store_gives_no_backup(sqlite: Home, tmp_path: Path) -> None:
+def test_a_damaged_store_has_backups(sqlite: Home, tmp_path: Path) -> None:
+    """They are as sound as the store itself, and say what is damaged."""
     sqlite.filled(3)
     sqlite.spoil_checkpoint(2)
+    report = sqlite.store.backup(tmp_path / "copy.db")
+    assert report.problems == sqlite.store.verify().problems != ()
+    assert dump(tmp_path / "copy.db") == dump(sqlite.path)
+    with holdfast.open(tmp_path / "copy.db", durability="normal") as copy:
+        assert copy.session("s").load()["i"] == 2
+
+
+def spoil_backups(patch: pytest.MonkeyPatch) -> None:
+    real = sqlite_file.backup
+
+    def spoiled(open_: Any, path: Path) -> None:
+        real(open_, path)
+        connection = apsw.Connection(str(path))
+        connection.execute("UPDATE heads SET body = x'00'")
+        connection.close()
+
+    patch.setattr(sqlite_file, "backup", spoiled)
+
+
+def test_a_backup_with_damage_of_its_own(
+    sqlite: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the store is damaged is no excuse."""
+    sqlite.filled(3)
+    sqlite.spoil_checkpoint(2)
+    spoil_backups(monkeypatch)
     with pytest.raises(Corrupt, match="does not verify"):
         sqlite.store.backup(tmp_path / "copy.db")
-    assert not [path for path in strangers(sqlite) if path.suffix in (".db", ".new")]
+    assert strangers(sqlite) == []
 
 
 def test_a_store_that_is_read_only_has_backups(sqlite: Home, tmp_path: Path) -> None:
@@ -554,10 +581,12 @@ def test_mutant_that_raises_the_dead(memory: Home, mutant: Any) -> None:
         test_deleted_ones_do_not_become_heads(memory)
 
 
-def test_mutant_that_does_not_check(sqlite: Home, tmp_path: Path, mutant: Any) -> None:
+def test_mutant_that_does_not_check(
+    sqlite: Home, tmp_path: Path, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutant(holdfast.Store, "verify", lambda *args, **more: verify.Report((), 0, 0, 0))
     with pytest.raises(pytest.fail.Exception):
-        test_a_damaged_store_gives_no_backup(sqlite, tmp_path)
+        test_a_backup_with_damage_of_its_own(sqlite, tmp_path, monkeypatch)
 
 
 def test_mutant_that_leaves_its_draft(

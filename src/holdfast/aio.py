@@ -64,7 +64,7 @@ def aopen(
     cache_bytes: int = 64 << 20,
     timeout: float = 30.0,
     retention: Retention | None = None,
-    workers: int = 16,
+    workers: int = 32,
 ) -> Opening:
     """Open a store for asyncio: `async with aopen(…) as store`, or `store = await aopen(…)`.
 

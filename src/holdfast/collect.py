@@ -9,6 +9,8 @@ are still what they were, and a save that shares a blob says so in the blob's ro
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import clock, lineage
@@ -57,16 +59,17 @@ def collect(backend: Backend, progress: Progress | None = None) -> Collected:
 
 def sweep_data(backend: Backend, tell: Progress = lambda *_: None) -> int:
     """Remove items and blobs that no checkpoint refers to, be it deleted or not."""
+    removed = 0
     with backend.reader() as reader:
         live = Live(reader, backend)
         live.mark_all(tell)
-        items = list(live.dead_items())
-        blobs = list(live.dead_blobs())
-    removed = 0
-    for n in range(0, max(len(items), len(blobs)), _BATCH):
-        tell("data", n, max(len(items), len(blobs)))
-        removed += backend.trim(Trim(items[n : n + _BATCH], blobs[n : n + _BATCH]))
-    return removed
+        items, blobs = live.dead_items(), iter(list(live.dead_blobs()))
+        while True:
+            trim = Trim(list(islice(items, _BATCH)), list(islice(blobs, _BATCH)))
+            if not trim.items and not trim.blobs:
+                return removed
+            removed += backend.trim(trim)
+            tell("data", removed, live.rows)
 
 
 def is_due(tomb: Tomb) -> bool:
@@ -311,8 +314,12 @@ class _Tree:
     ) -> Iterator[tuple[int, int, Gap]]:
         """Gaps of other sessions: of those forked from what goes, and of all that reach up here."""
         for seq, session in forks:
-            if not reader.gaps(session, 1, 1) and reader.checkpoint(session, 1) is not None:
-                new = self._new_gap(Place(self.session, seq), going, None)
+            found = reader.checkpoint(session, 1)
+            if found is not None and not reader.gaps(session, 1, 1):
+                skip = None
+                with suppress(*UNREADABLE):
+                    skip = records.unseal_checkpoint(session, 1, *found).record.skip
+                new = self._new_gap(Place(self.session, seq), going, skip)
                 if new is not None:
                     yield session, 1, new
         for session, seq in below:

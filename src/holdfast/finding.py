@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams, values, wire
 from holdfast.codec.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
 from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
-from holdfast.errors import UNREADABLE, CheckpointNotFound, InvalidRequest
+from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, InvalidRequest
 from holdfast.lineage import Place
 from holdfast.live import Spans
 from holdfast.model import STATUSES, Checkpoint
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast")
 
 _PAGE = 128
+_PROBE = 256
+"""How far the index is looked at to find out which of several filters is the narrowest."""
 _LOWEST, _HIGHEST = b"", b"\xff" * (ids.BYTES + 1)
 
 
@@ -73,8 +75,7 @@ class Query:
         """Everything but the text."""
         meta = self.meta or {}
         return (
-            not c.damaged
-            and self.agent in (None, c.agent)
+            self.agent in (None, c.agent)
             and self.status in (None, c.status)
             and self.trigger in (None, c.trigger)
             and self.label in (None, c.label)
@@ -84,17 +85,21 @@ class Query:
             and (not meta or all(_same(c.meta.get(k, _NOTHING), v) for k, v in meta.items()))
         )
 
-    def facet(self) -> tuple[int, str] | None:
-        """The narrowest index entry that all matches have."""
-        for kind, value in (
+    def may_match(self, c: Checkpoint) -> bool:
+        """Whether it matches, or would if a mark were what cannot be read."""
+        if c.damaged is None:
+            return self.matches(c)
+        return replace(self, tag=None, label=None).matches(c)
+
+    def facets(self) -> list[tuple[int, bytes]]:
+        """The entries of the index that all matches have."""
+        given = (
             (LABEL, self.label),
             (TAG, self.tag),
             (TRIGGER, self.trigger),
             (STATUS, None if self.status == "in_progress" else self.status),
-        ):
-            if value is not None:
-                return kind, value
-        return None
+        )
+        return [(kind, records.encode_name(value)) for kind, value in given if value is not None]
 
 
 _NOTHING = object()
@@ -133,9 +138,11 @@ class _Search:
     def __init__(self, backend: Backend, query: Query) -> None:
         self._backend, self._query = backend, query
         self._text = _Text(query.text) if query.text is not None else None
+        self._facet: tuple[int, bytes] | None = None
 
     def run(self, before: str | None, limit: int | None) -> Iterator[Checkpoint]:
         cursor = None if before is None else self._cursor(before)
+        self._facet = self._narrowest(cursor)
         given = 0
         while limit is None or given < limit:
             with self._backend.reader() as reader:
@@ -155,28 +162,36 @@ class _Search:
             raise InvalidRequest(f"before must be the id of a checkpoint, not {before!r}")
         return Cursor(raw)
 
+    def _narrowest(self, cursor: Cursor | None) -> tuple[int, bytes] | None:
+        """Which entry of the index to go by: the one with the fewest candidates."""
+        facets = self._query.facets()
+        if len(facets) < 2:
+            return facets[0] if facets else None
+        low, high = self._bounds(cursor)
+        with self._backend.reader() as reader:
+            return min(facets, key=lambda f: len(reader.find_facets(f[0], f[1], low, high, _PROBE)))
+
     def _page(self, reader: Reader, cursor: Cursor | None) -> tuple[Sequence[Place], Cursor | None]:
         """Some candidates, and where to go on."""
-        facet = self._query.facet()
-        if facet is None and self._query.agent is not None:
+        if self._facet is None and self._query.agent is not None:
             return self._by_agent(reader, cursor)
-        low, high = self._bounds(cursor.id if cursor else None)
-        if facet is None:
+        low, high = self._bounds(cursor)
+        if self._facet is None:
             rows = reader.newest_ids(low, high, _PAGE)
             after = Cursor(rows[-1][2]) if len(rows) == _PAGE else None
             return [Place(session, seq) for session, seq, _ in rows], after
-        found = reader.find_facets(facet[0], records.encode_name(facet[1]), low, high, _PAGE)
+        found = reader.find_facets(*self._facet, low, high, _PAGE)
         places = [
             Place(session, seq) for id in found for session, seq, _ in reader.find_ids(id, id, 1)
         ]
         return places, Cursor(found[-1]) if len(found) == _PAGE else None
 
-    def _bounds(self, cursor: bytes | None) -> tuple[bytes, bytes]:
+    def _bounds(self, cursor: Cursor | None) -> tuple[bytes, bytes]:
         """Ids begin with the time, or with a later one if the clock was set back."""
         low = _LOWEST
         if self._query.since is not None:
             low = ids.lowest_at(int(self._query.since.timestamp() * 1000))
-        return low, cursor or _HIGHEST
+        return low, cursor.id if cursor else _HIGHEST
 
     def _by_agent(
         self, reader: Reader, cursor: Cursor | None
@@ -211,6 +226,8 @@ class _Search:
             row = lineage.read_row(reader, place)
             checkpoint = lineage.dress(reader, place, row.record)
             if not self._query.matches(checkpoint):
+                if checkpoint.damaged and self._query.may_match(checkpoint):
+                    raise Corrupt(checkpoint.damaged)
                 return None
             if self._text is not None:
                 source = StoredSource(self._backend, reader)

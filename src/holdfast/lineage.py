@@ -8,7 +8,7 @@ from holdfast import ids
 from holdfast.codec import records
 from holdfast.codec.records import TAG, Gap, Head, Row
 from holdfast.errors import UNREADABLE, Corrupt, SessionNotFound
-from holdfast.model import Checkpoint, Operation, Record
+from holdfast.model import DAMAGED, Checkpoint, Operation, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,11 +181,12 @@ def parent_of(reader: Reader, place: Place, record: Record) -> Place | None:
 
 
 class _Window:
-    """Records around the place that is looked at, read a page at a time."""
+    """Records around the place that is looked at: few at first, then a page at a time."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._session, self._low, self._high = -1, 0, 0
+        self._size = 1
         self._rows: dict[int, tuple[bytes, bytes]] = {}
         self._tombs: set[int] = set()
         self._deleted = False
@@ -196,7 +197,8 @@ class _Window:
         if session != self._session or not self._low <= seq <= self._high:
             if session != self._session:
                 self._deleted = is_deleted(reader, session)
-            self._session, self._high, self._low = session, seq, max(seq - PAGE + 1, 1)
+            self._session, self._high, self._low = session, seq, max(seq - self._size + 1, 1)
+            self._size = min(4 * self._size, PAGE)
             rows = reader.checkpoints(session, self._low, seq, PAGE)
             self._rows = {seq: (id, body) for seq, id, body in rows}
             self._tombs = {seq for seq, _ in reader.tombs(session, self._low, seq)}
@@ -287,12 +289,20 @@ def session_agent(reader: Reader, session: int) -> str | None:
         return None
 
 
+def read_operation(
+    session: int, name: str, number: int, body: bytes
+) -> tuple[int | None, Operation]:
+    """An operation, and the newest checkpoint of its time; a damaged one says so."""
+    try:
+        kind, created, last, details = records.unseal_operation(session, number, body)
+    except UNREADABLE as e:
+        return None, Operation(name, number, DAMAGED, 0, {"damage": e.message})
+    return last, Operation(name, number, kind, created, details)
+
+
 def operations(reader: Reader, session: int, name: str, last: int) -> list[Operation]:
-    out = []
-    for number, body in reader.operations(session, 1, last):
-        kind, created, _, details = records.unseal_operation(session, number, body)
-        out.append(Operation(name, number, kind, created, details))
-    return out
+    rows = reader.operations(session, 1, last)
+    return [read_operation(session, name, number, body)[1] for number, body in rows]
 
 
 def page(
@@ -336,6 +346,8 @@ def listing(
     marks = marks_of(reader, session, low, high)
     tombs = {seq for seq, _ in reader.tombs(session, low, high)}
     gone = freed(reader, session)
+    gaps = dict(reader.gaps(session, low, high)) if gone else {}
+    listed: dict[int, Record] = {}
     out: list[Checkpoint] = []
     for seq in _present(low, high + 1, gone):
         if seq in tombs:
@@ -348,13 +360,28 @@ def listing(
             record = records.unseal_checkpoint(session, seq, id, body).record
             near = record.parent_seq in found and record.parent_seq not in tombs
             if not near or "origin" in record.extra:
-                gap = missing(reader, Place(session, seq), record)
+                if seq in gaps:
+                    gap = _gap(records.unseal_gap(session, seq, gaps[seq]), record, listed, session)
+                gap = gap or missing(reader, Place(session, seq), record)
+            listed[seq] = record
         except UNREADABLE as e:
             record = damaged(seq, id, e.message)
         out.append(_dressed(name, record, marks.get(seq, Marks()), gap))
         if len(out) == PAGE:
             return out, seq + 1
     return out, high + 1
+
+
+def _gap(
+    gap: Gap, record: Record, listed: dict[int, Record], session: int
+) -> tuple[int, bytes | None] | None:
+    """What `missing` tells, without looking anything up, if the gap's far end is listed."""
+    if gap.ancestor is None:
+        return record.step - 1, None
+    home, seq = place_at(gap.ancestor)
+    if home != session or seq not in listed:
+        return None
+    return record.step - listed[seq].step - 1, listed[seq].id
 
 
 def _present(low: int, high: int, gone: list[tuple[int, int]]) -> Iterator[int]:

@@ -7,6 +7,7 @@ freed. What cannot be read might refer to anything, so then nothing is refuse.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from holdfast import lineage
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.backends.base import Backend, Reader
-    from holdfast.codec.nodes import Extent
+    from holdfast.codec.nodes import Extent, Tail
+
+    Rows = list[tuple[int, bytes]]
 
 _PAGE = 1_000
 
@@ -77,6 +80,13 @@ class Spans:
         return [(max(a, low), min(b, high)) for a, b in pairs]
 
 
+def _flags(begin: bytes) -> int:
+    """The flags of a sealed row, from its first bytes."""
+    if type(begin) is not bytes or len(begin) < 9:
+        raise Corrupt("a row of items is too short")
+    return begin[8]
+
+
 class Live:
     """What the checkpoints of a store refer to, as of one moment."""
 
@@ -84,6 +94,8 @@ class Live:
         self._reader = reader
         self._source = StoredSource(backend, reader)
         self._spans: dict[int, Spans] = {}
+        self._tails: dict[int, Tail] = {}
+        """By stream: where it goes on."""
         self._blobs: set[bytes] = set()
         self._positions: list[int] = []
         self._rows: list[tuple[int, bytes]] = []
@@ -94,15 +106,20 @@ class Live:
                 self._rows.append((size, begin))
             after = page[-1][0]
 
+    @property
+    def rows(self) -> int:
+        """How many rows of items there are."""
+        return len(self._positions)
+
     def mark_all(self, tell: Callable[[str, int, int], None]) -> None:
         after: bytes | None = None
-        count = 0
-        while sessions := self._reader.sessions(after, _PAGE):
-            for session, _, _ in sessions:
-                tell("data", count, 0)
-                count += 1
-                self._mark_session(session)
-            after = sessions[-1][1]
+        sessions: list[int] = []
+        while page := self._reader.sessions(after, _PAGE):
+            sessions += [session for session, _, _ in page]
+            after = page[-1][1]
+        for n, session in enumerate(sessions):
+            tell("reading", n, len(sessions))
+            self._mark_session(session)
 
     def _mark_session(self, session: int) -> None:
         _, head = lineage.read_head(self._reader, session)
@@ -129,6 +146,7 @@ class Live:
                 self._mark_items(extent, node.kind, line)
             for tail in node.tails:
                 if tail.line == line:
+                    self._tails[tail.stream] = tail
                     self._mark_items((tail.stream, tail.small, tail.end - tail.small), node.kind)
 
     def _mark_items(self, extent: Extent, kind: int, line: int | None = None) -> None:
@@ -157,23 +175,61 @@ class Live:
         base = stream << STREAM_BITS
         first = max(bisect_right(self._positions, base + low) - 1, 0)
         last = bisect_left(self._positions, base + high)
-        return any(begin[8] & REFS for _, begin in self._rows[first:last])
+        return any(_flags(begin) & REFS for _, begin in self._rows[first:last])
 
-    def dead_items(self) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
-        """Rows without any living item, and rows to be cut down, with what stays of them."""
-        for n, pos in enumerate(self._positions):
-            stream, first = pos >> STREAM_BITS, pos & (MAX_ITEMS - 1)
-            after = self._positions[n + 1] if n + 1 < len(self._positions) else -1
-            stop = after & (MAX_ITEMS - 1) if after >> STREAM_BITS == stream else MAX_ITEMS
-            spans = self._spans.get(stream)
+    def dead_items(self) -> Iterator[tuple[Rows, Rows]]:
+        """Rows that go together, and what comes in their place."""
+        begin = 0
+        while begin < len(self._positions):
+            stream = self._positions[begin] >> STREAM_BITS
+            end = bisect_left(self._positions, (stream + 1) << STREAM_BITS)
+            yield from self._dead_in(stream, range(begin, end))
+            begin = end
+
+    def _dead_in(self, stream: int, rows: range) -> Iterator[tuple[Rows, Rows]]:
+        """Rows without any living item, and rows to be cut down to what lives.
+
+        Where something goes, the small packs behind it will not soon be made a full one, so that
+        is done here.
+        """
+        spans = self._spans.get(stream)
+        dead = False
+        small: list[int] = []
+        for n in rows:
+            first = self._positions[n] & (MAX_ITEMS - 1)
+            stop = self._positions[n + 1] & (MAX_ITEMS - 1) if n + 1 in rows else MAX_ITEMS
             living = spans.within(first, stop) if spans else []
-            begin = self._rows[n][1]
-            if not living:
-                yield pos, begin, []
-            elif living != [(first, stop)]:
-                rest = self._cut_down(stream, first, living)
-                if rest is not None:
-                    yield pos, begin, rest
+            if living == [(first, stop)]:
+                small.append(n)
+                continue
+            rest = self._cut_down(stream, first, living) if living else []
+            if rest is None:
+                small.append(n)
+            else:
+                dead = True
+                yield [self._row(n)], rest
+        tail = self._tails.get(stream)
+        if dead and tail is not None:
+            yield from self._packed(tail, small)
+
+    def _row(self, n: int) -> tuple[int, bytes]:
+        return self._positions[n], self._rows[n][1]
+
+    def _packed(self, tail: Tail, rows: list[int]) -> Iterator[tuple[Rows, Rows]]:
+        """The small packs of a tail as a full one. Loose rows are left to whoever goes on there."""
+        base = tail.stream << STREAM_BITS
+        together = [n for n in rows if base + tail.small <= self._positions[n] < base + tail.loose]
+        if len(together) < 2:
+            return
+        first = self._positions[together[0]] - base
+        items: list[bytes] = []
+        refs = False
+        for piece in streams.pieces(self._source, [(tail.stream, first, tail.loose - first)]):
+            refs = refs or piece.refs
+            starts = [piece.base, *piece.ends]
+            items += [piece.data[a - piece.base : b - piece.base] for a, b in pairwise(starts)]
+        packs = streams.packs(tail.stream, first, items, [], refs=refs)
+        yield [self._row(n) for n in together], [(base + row.first, row.body) for row in packs]
 
     def _cut_down(
         self, stream: int, first: int, living: list[tuple[int, int]]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Status = Literal["in_progress", "completed", "failed", "halted"]
 STATUSES: tuple[Status, ...] = ("in_progress", "completed", "failed", "halted")
+DAMAGED = "damaged"
+"""The kind of an operation that cannot be read."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -245,6 +247,10 @@ class Operation(NamedTuple):
         """What was done. Checkpoints are named by their `seq`."""
         d = self.details
         match self.kind:
+            case "damaged":
+                return f"unknown: {d['damage']}"
+            case "repair" if d["from"] == d["to"]:
+                return "undo() made possible again, but for what was done before"
             case "rewind" | "repair":
                 damaged = " is damaged:" if self.kind == "repair" else ":"
                 return f"checkpoint {d['from']}{damaged} the head moved to {d['to'] or 'none'}"
@@ -267,6 +273,8 @@ class Operation(NamedTuple):
         """What it takes to have it as it was before."""
         d = self.details
         match self.kind:
+            case "damaged":
+                return "none: nobody knows what it did"
             case "rewind" | "repair":
                 return f"undo() moves the head to {d['from'] or 'none'} again"
             case "tag":

@@ -17,9 +17,9 @@ from holdfast import retention as retaining
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.effects import GONE, Effect, Scene, back, forward
-from holdfast.errors import InvalidRequest, SessionNotFound
+from holdfast.errors import Corrupt, InvalidRequest, SessionNotFound
 from holdfast.lineage import Place
-from holdfast.model import Operation
+from holdfast.model import DAMAGED, Operation
 from holdfast.writing import Tip
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Operator:
         """What will be logged."""
         head = scene.head.seq if effect.head is None else effect.head
         details = effect.details | {"head": head}
+        if _deletes(scene, effect):
+            # Clocks can be set back, and numbers of sessions are taken in blocks; this one is new.
+            details["order"] = self._writer.store.backend.reserve("session", 1)
         return Operation(self._writer.name, scene.next, kind, time.time_ns() // 1000, details)
 
     def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
@@ -174,7 +177,8 @@ class Operator:
                 raise InvalidRequest(f"there is nothing to undo in session {self._writer.name!r}")
             kind, details = log.entry(ref)
             before = log.before(ref)
-            effect = back(scene, kind, details, log.head_after(before))
+            was = log.head_after(before) if ref[0] == CHECKPOINT else 0
+            effect = back(scene, kind, details, was)
             effect.details = {
                 "undid": [*ref], "what": kind, "top": _plain(log.top(before)),
                 "redo": log.redoable(newest),
@@ -209,6 +213,12 @@ def _carry_out(scene: Scene, plan: Plan) -> Effect:
     return forward(scene, "prune", retaining.runs(plan))
 
 
+def _deletes(scene: Scene, effect: Effect) -> bool:
+    """Whether the whole session goes."""
+    name, _ = effect.notes.get("rename", (b"", b""))
+    return records.former_name(scene.number, name) is not None
+
+
 def _plain(ref: Ref | None) -> list[Any] | None:
     return None if ref is None else [*ref]
 
@@ -216,11 +226,11 @@ def _plain(ref: Ref | None) -> list[Any] | None:
 def _deleted_session(reader: Reader, raw: bytes) -> tuple[bytes, int]:
     """The newest deleted session that had this name."""
     after = records.deleted_name(0, b"")
-    last: tuple[int, bytes, int] | None = None
+    last: tuple[tuple[int, int], bytes, int] | None = None
     while page := reader.sessions(after, lineage.PAGE):
         for number, name, _ in page:
             if records.former_name(number, name) == raw:
-                found = (_deleted_at(reader, number), name, number)
+                found = (_deletion(reader, number), name, number)
                 last = found if last is None else max(last, found)
         after = page[-1][1]
     if last is None:
@@ -228,57 +238,80 @@ def _deleted_session(reader: Reader, raw: bytes) -> tuple[bytes, int]:
     return last[1:]
 
 
-def _deleted_at(reader: Reader, number: int) -> int:
-    """When the newest operation of a session was made: its deletion."""
+def _deletion(reader: Reader, number: int) -> tuple[int, int]:
+    """The order and time of a session's newest operation: its deletion."""
     head = lineage.read_head(reader, number)[1]
     for n, body in reader.operations(number, head.operations, head.operations):
-        return records.unseal_operation(number, n, body)[1]
-    return 0
+        _, created, _, details = records.unseal_operation(number, n, body)
+        return details.get("order", 0), created
+    return 0, 0
 
 
 class Log:
-    """A session's log, read backwards from any entry."""
+    """A session's log, read backwards from any entry.
+
+    When a damaged operation was made is not known for sure. It is taken to have come right before
+    what may have followed it, where undo() stops: better than to take back the wrong thing.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._reader, self._number, self._head = scene.reader, scene.number, scene.head
 
-    def _operation(self, number: int) -> tuple[str, int, dict[str, Any]] | None:
+    def _operation(self, number: int) -> tuple[str, int | None, dict[str, Any]] | None:
         """Kind, the newest checkpoint of its time, and details; None if gc has dropped it."""
         rows = self._reader.operations(self._number, number, number) if number > 0 else []
         if not rows:
             return None
-        kind, _, last, details = records.unseal_operation(self._number, *rows[0])
-        return kind, last, details
+        last, found = lineage.read_operation(self._number, "", *rows[0])
+        return found.kind, last, found.details
+
+    def _read(self, number: int) -> tuple[str, dict[str, Any]] | None:
+        """Kind and details; raises Corrupt if they cannot be read."""
+        operation = self._operation(number)
+        if operation is None:
+            return None
+        kind, _, details = operation
+        if kind == DAMAGED:
+            raise Corrupt(
+                f"nothing is taken back beyond what is damaged: {details['damage']}",
+                hint="repair() lets undo() work again, for what is done from then on",
+            )
+        return kind, details
+
+    def _latest(self, number: int, last: int) -> Ref | None:
+        """The newest of a checkpoint and the operations up to a number."""
+        operation = self._operation(number)
+        if operation is not None and operation[1] in (last, None):
+            return (OPERATION, number)
+        return (CHECKPOINT, last) if last else None
 
     def newest(self) -> Ref | None:
-        operation = self._operation(self._head.operations)
-        if operation is not None and operation[1] == self._head.last:
-            return (OPERATION, self._head.operations)
-        return (CHECKPOINT, self._head.last) if self._head.last else None
+        return self._latest(self._head.operations, self._head.last)
 
     def before(self, ref: Ref) -> Ref | None:
         """The entry before this one."""
         where, n = ref
         if where == OPERATION:
-            this, older = self._operation(n), self._operation(n - 1)
-            last = this[1] if this else 0
-            if older is not None and older[1] == last:
-                return (OPERATION, n - 1)
-            return (CHECKPOINT, last) if last else None
+            this = self._operation(n)
+            return self._latest(n - 1, (this[1] or 0) if this else 0)
         # The newest operation that was made before checkpoint n.
         low, high = 0, self._head.operations
         while low < high:
             middle = (low + high + 1) // 2
-            operation = self._operation(middle)
-            if operation is None or operation[1] < n:
+            if self._came_before(middle, n):
                 low = middle
             else:
                 high = middle - 1
-        operation = self._operation(low)
-        if operation is not None and operation[1] == n - 1:
-            return (OPERATION, low)
-        return (CHECKPOINT, n - 1) if n > 1 else None
+        return self._latest(low, n - 1)
+
+    def _came_before(self, number: int, seq: int) -> bool:
+        """Whether an operation was made before a checkpoint; a damaged one as the one before it."""
+        operation = self._operation(number)
+        while operation is not None and operation[1] is None:
+            number -= 1
+            operation = self._operation(number)
+        return operation is None or (operation[1] or 0) < seq
 
     def entry(self, ref: Ref) -> tuple[str, dict[str, Any]]:
         where, n = ref
@@ -287,10 +320,10 @@ class Log:
                 raise InvalidRequest(f"checkpoint {n} cannot come back: {GONE}")
             row = lineage.read_row(self._reader, Place(self._number, n))
             return row.record.operation, {}
-        operation = self._operation(n)
+        operation = self._read(n)
         if operation is None:
             raise InvalidRequest(f"what was done cannot be undone: {GONE}")
-        return operation[0], operation[2]
+        return operation
 
     def top(self, ref: Ref | None) -> Ref | None:
         """The newest operation that was not undone, as of an entry of the log."""
@@ -308,10 +341,10 @@ class Log:
         """The number of the undo that a redo would take back, as of an entry of the log."""
         if ref is None or ref[0] == CHECKPOINT:
             return None
-        operation = self._operation(ref[1])
+        operation = self._read(ref[1])
         if operation is None or operation[0] not in ("undo", "redo"):
             return None
-        found: int | None = ref[1] if operation[0] == "undo" else operation[2]["redo"]
+        found: int | None = ref[1] if operation[0] == "undo" else operation[1]["redo"]
         return found
 
     def head_after(self, ref: Ref | None) -> int:
@@ -319,5 +352,5 @@ class Log:
             return 0
         if ref[0] == CHECKPOINT:
             return ref[1]
-        operation = self._operation(ref[1])
-        return int(operation[2]["head"]) if operation else 0
+        operation = self._read(ref[1])
+        return int(operation[1]["head"]) if operation else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids, lineage
@@ -10,15 +11,17 @@ from holdfast.backends.base import Change, Moved, Notes
 from holdfast.codec import load as loading
 from holdfast.codec import records
 from holdfast.codec.records import AGENT, Head
+from holdfast.collect import _Known, _Tree
 from holdfast.errors import UNREADABLE, Corrupt
 from holdfast.lineage import Place
 from holdfast.live import all_rows
+from holdfast.model import DAMAGED
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.backends.base import Backend, Reader
+    from holdfast.backends.base import Backend, Reader, Sweep
 
 _PAGE = 500
 
@@ -30,7 +33,7 @@ class Repaired(NamedTuple):
     moved: tuple[int, int] | None
     """The head's seq before and after, if it had to move."""
     rebuilt: tuple[str, ...]
-    """Indexes that lacked something."""
+    """What lacked something and works again: "searches", "keys", "undo"."""
     lost: tuple[str, ...]
     """Ids (or seqs, where even those are gone) of checkpoints whose state does not load."""
 
@@ -65,30 +68,60 @@ def _numbers(backend: Backend) -> Iterator[int]:
 def _session(backend: Backend, number: int) -> Repaired | None:
     with backend.reader() as reader:
         row = reader.head(number) or b""
-        lost = list(_lost(backend, reader, number))
+        missing = list(_missing(reader, number))
+        lost = [*map(str, missing), *_unloadable(backend, reader, number)]
         head = _head(number, row)
         good = _newest_good(backend, reader, number, head)
         notes, rebuilt = _entries(reader, number)
         name = _name(reader, number)
-    sound = head is not None and good == head.seq
-    if not sound and good:
-        old = head or _guessed(backend, number)
-        moved = (head.seq if head else 0, good)
-        new = old._replace(
-            seq=good, operations=old.operations + 1, parent=_near(backend, number, good)
-        )
-        details = {"from": moved[0], "to": good, "head": good}
-        body = records.seal_operation(
-            number, new.operations, "repair", time.time_ns() // 1000, new.last, details
-        )
-        notes.operation = (new.operations, body)
-        backend.commit(Change(number, row, new.seal(number), notes=notes))
-        return Repaired(name, moved, tuple(rebuilt), tuple(lost))
-    if rebuilt and head is not None:
+        sound = head is not None and good == head.seq
+        stuck = head is not None and sound and _is_stuck(reader, number, head)
+    moved = None
+    if stuck or (good and not sound):
+        moved = _log(backend, number, row, head, good, notes)
+        rebuilt += ["undo"] * stuck
+    elif rebuilt and head is not None:
         backend.commit(Change(number, row, row, notes=notes))
-    if rebuilt or lost:
-        return Repaired(name, None, tuple(rebuilt), tuple(lost))
+    if missing and (sound or moved):
+        _give_up(backend, number, missing)
+    if moved or rebuilt or lost:
+        return Repaired(name, moved, tuple(rebuilt), tuple(lost))
     return None
+
+
+def _log(
+    backend: Backend, number: int, row: bytes, head: Head | None, good: int, notes: Notes
+) -> tuple[int, int] | None:
+    """Move the head, if need be, by an operation. Undo goes on behind it."""
+    before, old = (head.seq, head) if head else (0, _guessed(backend, number))
+    new = old._replace(operations=old.operations + 1)
+    if before != good:
+        new = new._replace(seq=good, parent=_near(backend, number, good))
+    details = {"from": before, "to": good, "head": good}
+    body = records.seal_operation(
+        number, new.operations, "repair", time.time_ns() // 1000, new.last, details
+    )
+    notes.operation = (new.operations, body)
+    backend.commit(Change(number, row, new.seal(number), notes=notes))
+    return None if before == good else (before, good)
+
+
+def _is_stuck(reader: Reader, number: int, head: Head) -> bool:
+    """Whether undo cannot tell what comes last, because the newest operation is damaged."""
+    rows = reader.operations(number, head.operations, head.operations)
+    return any(lineage.read_operation(number, "", *row)[1].kind == DAMAGED for row in rows)
+
+
+def _give_up(backend: Backend, number: int, missing: list[int]) -> None:
+    """Count missing records among the freed. As after gc, their children tell what was there."""
+    sweeps: list[Sweep] = []
+    with suppress(*UNREADABLE), backend.reader() as reader:
+        tree = _Tree(reader, number)
+        tree._known |= {seq: _Known(b"", None, b"", None) for seq in missing}
+        tree.due, tree.remove = missing, None
+        while tree.due:
+            sweeps.append(tree.sweep(reader))
+    backend.sweep(sweeps)
 
 
 def _name(reader: Reader, number: int) -> str:
@@ -144,11 +177,15 @@ def _newest_good(backend: Backend, reader: Reader, number: int, head: Head | Non
     return 0
 
 
-def _lost(backend: Backend, reader: Reader, number: int) -> Iterator[str]:
+def _missing(reader: Reader, number: int) -> Iterator[int]:
+    """Checkpoints without a record that were not freed."""
     there = {seq for seq, _, _ in all_rows(reader, number)}
     for low, high in lineage.freed(reader, number):
         there.update(range(low, high))
-    yield from [str(n) for n in range(1, lineage.newest(reader, number) + 1) if n not in there]
+    yield from [n for n in range(1, lineage.newest(reader, number) + 1) if n not in there]
+
+
+def _unloadable(backend: Backend, reader: Reader, number: int) -> Iterator[str]:
     for seq, id, _ in all_rows(reader, number):
         if not _loads(backend, reader, Place(number, seq)):
             yield ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)

@@ -221,7 +221,7 @@ def _within(verdicts: list[Verdict], limit: int, name: str) -> list[Verdict]:
 def within_store(plans: list[Plan], limit: int) -> list[Plan]:
     """Plans of all sessions, so that all together fit: the oldest of any session go first."""
     everything = sorted(
-        ((v.checkpoint._record.created_us, n, v) for n, p in enumerate(plans) for v in p.verdicts),
+        ((when, n, v) for n, p in enumerate(plans) for when, v in _in_order(p.verdicts)),
         key=lambda entry: entry[:2],
     )
     fitted = _within([v for _, _, v in everything], limit, "store_bytes")
@@ -229,6 +229,14 @@ def within_store(plans: list[Plan], limit: int) -> list[Plan]:
     for (_, n, _), v in zip(everything, fitted, strict=True):
         out[n].append(v)
     return [p._replace(verdicts=tuple(vs)) for p, vs in zip(plans, out, strict=True)]
+
+
+def _in_order(verdicts: Iterable[Verdict]) -> Iterator[tuple[int, Verdict]]:
+    """Each with its time, but none before that of an earlier one: the order is that of commits."""
+    when = 0
+    for v in verdicts:
+        when = max(when, v.checkpoint._record.created_us)
+        yield when, v
 
 
 def runs(plan: Plan) -> dict[str, Any]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from holdfast.codec.records import Head
     from holdfast.codec.streams import Writes
     from holdfast.fields import Fields
-    from holdfast.retention import Plan, Retention, Verdict
+    from holdfast.retention import Plan, Retention
     from holdfast.store import Store
     from holdfast.verify import Report
 
@@ -64,6 +64,8 @@ class Session:
             fielding.check_text("agent", agent)
         self.name, self.agent = name, agent
         self._store = store
+        self.tidy_at: int | None = None
+        """The seq from which on the store's own retention looks at this session again."""
         self._lock = threading.RLock()
         self._writer = Writer(store, name)
         self._operator = Operator(self._writer)
@@ -176,8 +178,8 @@ class Session:
         return label, tags, extra
 
     def _saved(self, checkpoint: Checkpoint) -> Checkpoint:
-        if self._store.retention is not None:
-            self._store.tidy(self)
+        if self._store.tidier is not None:
+            self._store.tidier.after_save(self, checkpoint.seq)
         return checkpoint
 
     def _parent(self, revision: Revision) -> Tip:
@@ -243,10 +245,10 @@ class Session:
         with self._lock:
             return self._operator.prune(rule, dry_run=dry_run)
 
-    def clean_up(self, rule: Retention) -> tuple[Verdict, ...]:
+    def clean_up(self, rule: Retention) -> Plan:
         """What the store does by itself: prune, without a trace in undo()."""
         with self._lock:
-            return self._operator.prune(rule, automatic=True).removed
+            return self._operator.prune(rule, automatic=True)
 
     def undo(self) -> Operation:
         """Take back the newest operation that was not undone yet, a save as well as any other."""

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,7 +16,7 @@ from holdfast.backends.sqlite import SqliteBackend
 from holdfast.cache import Images
 from holdfast.codec import records
 from holdfast.collect import Collected, collect
-from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest
+from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.finding import Query, find
 from holdfast.model import SessionInfo
 from holdfast.repair import Repaired, repair
@@ -23,6 +24,7 @@ from holdfast.retention import Plan, Retention, within_store
 from holdfast.revisions import find_in_store
 from holdfast.session import Session
 from holdfast.stats import Stats, stats
+from holdfast.tidying import Tidier
 from holdfast.verify import Report, verify
 from holdfast.watching import Watcher
 
@@ -38,10 +40,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("holdfast")
 
 _PAGE = 200
-_SLACK = 16
-"""How many saves of a session go by before it is pruned again,"""
-_ENOUGH = 256
-"""and how many deleted checkpoints are worth a run of gc."""
 _BLOCKS = {"session": 16, "stream": 256}
 
 
@@ -60,7 +58,7 @@ def open(
     `create=False` refuses to make a missing one. With durability="full" a checkpoint is on the disk
     when save() returns; "normal" survives a crash of the process, but a power loss may take the
     newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds. With
-    `retention` sessions are pruned, and the space freed, as they are saved to.
+    `retention` sessions are pruned as they are saved to, and a thread frees what that leaves.
     """
     if durability not in ("full", "normal"):
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
@@ -93,13 +91,10 @@ class Store:
         cache_bytes: int = 64 << 20,
         retention: Retention | None = None,
     ) -> None:
-        if retention is not None and retention.store_bytes is not None:
-            raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
         self.backend = backend
+        self.tidier: Tidier | None = None
         self.retention = retention
         self.session_type = Session
-        self._saved: dict[str, int] = {}
-        self._buried = self._tidied = 0
         self.images = Images(cache_bytes)
         self._lock = threading.Lock()
         self._numbers: dict[str, tuple[int, int]] = {}
@@ -122,7 +117,22 @@ class Store:
 
     def close(self) -> None:
         """Idempotent. Handles of a closed store raise InvalidRequest."""
+        if self.tidier is not None:
+            self.tidier.wait()
         self.backend.close()
+
+    @property
+    def retention(self) -> Retention | None:
+        """The rule by which sessions are pruned as they are saved to."""
+        return None if self.tidier is None else self.tidier.rule
+
+    @retention.setter
+    def retention(self, rule: Retention | None) -> None:
+        if rule is not None and rule.store_bytes is not None:
+            raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
+        if self.tidier is not None:
+            self.tidier.wait()
+        self.tidier = None if rule is None else Tidier(self, rule)
 
     def session(self, name: str, *, agent: str | None = None) -> Session:
         """A handle on the session of this name. Nothing is written until the first save."""
@@ -153,15 +163,14 @@ class Store:
     ) -> Iterator[SessionInfo]:
         """Sessions by name, with their heads. A damaged one is listed and says so.
 
-        `agent` is the session's; the other filters are held against its head. `after` goes on
-        behind the session of that name.
+        `agent` is the session's; the other filters are held against its head. What of them cannot
+        be read counts as a match. `after` goes on behind the session of that name.
         """
         Query(agent).check()
         query = Query(None, status, trigger, tag, label, meta, since, until)
         query.check()
         if after is not None and not isinstance(after, str):
             raise InvalidRequest(f"after must be the name of a session, not {after!r}")
-        given = query != Query()
         at = None if after is None else records.encode_name(after)
         while True:
             with self.backend.reader() as reader:
@@ -170,11 +179,8 @@ class Store:
             if not rows:
                 return
             for info in page:
-                if info is None or (agent is not None and info.agent != agent):
-                    continue
-                if given and (info.head is None or not query.matches(info.head)):
-                    continue
-                yield info
+                if info is not None and _may_match(info, agent, query):
+                    yield info
             at = rows[-1][1]
 
     def find(
@@ -231,27 +237,37 @@ class Store:
     def gc(self, progress: Progress | None = None) -> Collected:
         """Free what was deleted, and give the space back. Safe beside saves of other processes.
 
-        `progress` is called with a phase ("checkpoints", "data", "space"), how much of it is done,
-        and of how much.
+        `progress` is called with a phase ("checkpoints", "reading", "data", "space"), how much of
+        it is done, and of how much.
         """
         return collect(self.backend, progress)
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
-        """session.prune() for every session, with the rules that are about all of them."""
-        handles = [self.session(info.name) for info in self.sessions()]
-        plans = [h._operator.prune(rule, dry_run=True) for h in handles]
+        """session.prune() for every session, with the rules that are about all of them.
+
+        A session that is damaged so much that no rule can be applied is kept, and logged.
+        """
+        handles: list[Session] = []
+        plans: list[Plan] = []
+        for info in self.sessions():
+            with _leaving_alone(info.name):
+                handle = self.session(info.name)
+                plans.append(handle._operator.prune(rule, dry_run=True))
+                handles.append(handle)
         if rule.store_bytes is not None:
             plans = within_store(plans, rule.store_bytes)
         if not dry_run:
             for handle, plan in zip(handles, plans, strict=True):
                 if plan.whole is not None or plan.removed:
-                    handle._operator.carry_out(plan, rule)
+                    with _leaving_alone(handle.name):
+                        handle._operator.carry_out(plan, rule)
         return plans
 
     def repair(self) -> list[Repaired]:
         """Move heads off damaged checkpoints, rebuild indexes, and tell what is lost.
 
-        A head that moves is an operation, which undo() takes back.
+        A head that moves is an operation, which undo() takes back. Checkpoints whose records are
+        missing are told of once: from then on they count as freed.
         """
         return repair(self.backend)
 
@@ -262,7 +278,8 @@ class Store:
     def backup(self, path: str | os.PathLike[str]) -> Report:
         """A copy of the store as of one moment, verified, while others go on writing.
 
-        Raises Corrupt, and leaves no copy, if it does not verify.
+        The report tells of damage that the store itself has: the copy has it too. Raises Corrupt,
+        and leaves no copy, if there is any other.
         """
         target = Path(os.fspath(path))
         self.backend.backup(target)
@@ -270,35 +287,17 @@ class Store:
             with open(target, read_only=True) as copy:
                 report = copy.verify(read_data=True)
             if not report.ok:
-                first = report.problems[0]
-                raise Corrupt(f"the backup does not verify: {first}", hint="repair()")
+                known = self.verify(read_data=True).problems
+                for problem in report.problems:
+                    if problem not in known:
+                        raise Corrupt(f"the backup does not verify: {problem}", hint="try again")
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-        finally:  # what reading it has left beside it
+        finally:  # what reading it has left beside it, where nothing was
             for suffix in ("-wal", "-shm"):
                 Path(f"{target}{suffix}").unlink(missing_ok=True)
         return report
-
-    def tidy(self, session: Session) -> None:
-        """After a save: let the store's own retention take its turn. Never fails."""
-        if self.retention is None:
-            return
-        with self._lock:
-            self._saved[session.name] = self._saved.get(session.name, 0) + 1
-            if self._saved[session.name] < _SLACK:
-                return
-            del self._saved[session.name]
-        try:
-            self._buried += len(session.clean_up(self.retention))
-            self._tidied += 1
-            if self.retention.session_ttl is not None and self._tidied % _SLACK == 1:
-                self.prune(Retention(session_ttl=self.retention.session_ttl))
-            if self._buried >= _ENOUGH:
-                self._buried = 0
-                collect(self.backend)
-        except Exception:  # noqa: BLE001 - whatever it is: the save is done
-            _log.exception("cleaning up after a save of session %r failed", session.name)
 
     def new_session(self) -> int:
         return self._number("session")
@@ -317,6 +316,25 @@ class Store:
             return first
 
 
+def _may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
+    """Whether a session is what is asked for, as far as it can be read."""
+    unknown = info.damaged is not None
+    if agent not in (None, info.agent) and not (unknown and info.agent is None):
+        return False
+    if info.head is None:
+        return unknown or query == Query()
+    return query.may_match(info.head)
+
+
+@contextmanager
+def _leaving_alone(session: str) -> Iterator[None]:
+    """What is damaged, or was deleted meanwhile, is left as it is."""
+    try:
+        yield
+    except (*UNREADABLE, SessionNotFound) as e:
+        _log.warning("session %r is not pruned: %s", session, e.message)
+
+
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -326,6 +344,8 @@ def _after_fork_in_child() -> None:
         store._lock = threading.Lock()
         store._numbers.clear()
         store.images.reset_lock()
+        if store.tidier is not None:
+            store.tidier.reset_lock()
         store.backend.reset_lock()
         for session in list(store._sessions):
             session.reset_lock()

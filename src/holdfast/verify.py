@@ -66,13 +66,16 @@ def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None 
     with backend.reader() as reader:
         if sessions is None:
             problems += [Problem(None, None, line, loads=True) for line in _structure(reader)]
-        for number, raw, body in _sessions(reader, sessions):
-            count += 1
-            audit = _Audit(reader, backend, number, raw, body, read_data=read_data)
-            audit.run()
-            problems += audit.problems
-            checked += audit.checked
-            sound += audit.sound
+        try:
+            for number, raw, body in _sessions(reader, sessions):
+                count += 1
+                audit = _Audit(reader, backend, number, raw, body, read_data=read_data)
+                audit.run()
+                problems += audit.problems
+                checked += audit.checked
+                sound += audit.sound
+        except Corrupt as e:  # what else there is in the list of sessions is unknown
+            problems.append(Problem(None, None, e.message, loads=False))
     return Report(tuple(problems), count, checked, sound)
 
 
@@ -127,6 +130,12 @@ class _Audit:
         self.problems.append(Problem(self._name, text, what, loads))
 
     def run(self) -> None:
+        try:
+            self._run()
+        except Corrupt as e:  # a table itself
+            self._note(e.message)
+
+    def _run(self) -> None:
         try:
             self._name = records.decode_name(self._plain)
             info = records.unseal_session(self._number, self._raw, self._body)

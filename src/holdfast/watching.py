@@ -94,13 +94,14 @@ class Watcher:
         if quiet:
             return []
         former = records.former_name(number, raw)
-        name = records.decode_name(raw if former is None else former)
+        name = records.shown_name(raw if former is None else former)
         events: list[tuple[int, int, Event]] = []
-        low = last + 1
+        at, low = last, last + 1
         while low <= head.last:
             page, low = lineage.listing(reader, number, name, low, head.last)
             events += [(c.seq, 0, c) for c in page]
         for n, body in reader.operations(number, operations + 1, head.operations):
-            kind, created, newest, details = records.unseal_operation(number, n, body)
-            events.append((newest, n, Operation(name, n, kind, created, details)))
+            newest, operation = lineage.read_operation(number, name, n, body)
+            at = at if newest is None else newest
+            events.append((at, n, operation))
         return [event for _, _, event in sorted(events, key=lambda e: e[:2])]

@@ -115,8 +115,8 @@ class Sweep:
 class Trim:
     """Data that no checkpoint refers to, each with what it was when that was found out."""
 
-    items: Sequence[tuple[int, bytes, Sequence[tuple[int, bytes]]]]
-    """position, first bytes of the row, and rows (position, body) to put in its place"""
+    items: Sequence[tuple[Sequence[tuple[int, bytes]], Sequence[tuple[int, bytes]]]]
+    """rows (position, first bytes) that go together, and rows (position, body) in their place"""
     blobs: Sequence[tuple[bytes, int]]
     """digest, and how often it was shared"""
 
@@ -182,6 +182,10 @@ class Reader(Protocol):
 
     def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
         """Position and row of all tombstones of the store, strictly after a position."""
+        ...
+
+    def refuse(self) -> tuple[int, int]:
+        """How many tombstones there are, and about how many pages gc would have to read."""
         ...
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:

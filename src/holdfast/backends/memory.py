@@ -21,6 +21,10 @@ STREAM_BITS, SEQ_BITS = 24, 32
 _NOTES = Notes()
 
 
+def _item(pos: int) -> tuple[int, int]:
+    return pos >> STREAM_BITS, pos & (1 << STREAM_BITS) - 1
+
+
 class MemoryBackend(Backend, Reader):
     """Lives and dies with its process; a fork of the process gets a copy of its own."""
 
@@ -176,24 +180,28 @@ class MemoryBackend(Backend, Reader):
             self._operations.pop(session, None)
             self._gaps.pop((session, 0), None)
 
+    def _begins(self, pos: int, begin: bytes) -> bool:
+        stream, first = _item(pos)
+        return self._streams.get(stream, {}).get(first, b"").startswith(begin)
+
     def trim(self, trim: Trim) -> int:
         gone = 0
         with self._lock:
             self._check_open()
             self._version += 1
-            for pos, begin, instead in trim.items:
-                stream, first = pos >> STREAM_BITS, pos & (1 << STREAM_BITS) - 1
-                row = self._streams.get(stream, {}).get(first)
-                if row is None or not row.startswith(begin):
+            for rows, instead in trim.items:
+                if not all(self._begins(pos, begin) for pos, begin in rows):
                     continue
-                gone += 1
-                starts = self._starts[stream]
-                del self._streams[stream][first]
-                del starts[bisect_left(starts, first)]
-                for at, body in instead:
-                    number = at & (1 << STREAM_BITS) - 1
-                    self._streams[stream][number] = body
-                    insort(starts, number)
+                gone += len(rows)
+                for pos, _ in rows:
+                    stream, first = _item(pos)
+                    starts = self._starts[stream]
+                    del self._streams[stream][first]
+                    del starts[bisect_left(starts, first)]
+                for pos, body in instead:
+                    stream, first = _item(pos)
+                    self._streams[stream][first] = body
+                    insort(self._starts[stream], first)
             for digest, shared in trim.blobs:
                 if digest in self._blobs and self._shared.get(digest, 0) == shared:
                     gone += 1
@@ -299,6 +307,9 @@ class MemoryBackend(Backend, Reader):
     def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
         found = sorted((s << SEQ_BITS | q, row) for (s, q), row in self._tombs.items())
         return [(pos, row) for pos, row in found if pos > after][:limit]
+
+    def refuse(self) -> tuple[int, int]:
+        return len(self._tombs), len(self._ids)
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         held = [(q, row) for (s, q), (_, row) in self._gaps.items() if s == session]

@@ -20,6 +20,7 @@ from holdfast.backends import sqlite_writer as writer
 from holdfast.backends.base import Backend, Change, Reader
 from holdfast.backends.group import Group, Member, finish_all
 from holdfast.backends.sqlite_checkpointer import Checkpointer
+from holdfast.backends.sqlite_indexes import reindex
 from holdfast.backends.sqlite_reader import SqliteReader
 from holdfast.codec.records import seal_counter, unseal_counter
 from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
@@ -245,19 +246,18 @@ class SqliteBackend(Backend):
                 left: int = connection.pragma("freelist_count")
                 if progress is not None:
                     progress(done, done + left)
-                if not left:
-                    with suppress(apsw.BusyError):  # else whoever is at it does it later
-                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                    return
                 connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
                 after: int = connection.pragma("freelist_count")
-                if after >= left:
-                    return
-                done += left - after
+            if after >= left:
+                break
+            done += left - after
+        # The file shrinks when the log is written back; our own thread must not be at it, too.
+        with self._checkpointer.lock, self._transaction() as connection, suppress(apsw.BusyError):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def reindex(self) -> None:
         with self._transaction() as connection:
-            writer.reindex(connection)
+            reindex(connection)
 
     def version(self) -> object:
         with self._lock, files.translated(self.path):

@@ -193,8 +193,9 @@ def _write_schema(draft: Path, *, durability: str) -> None:
 
 def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
     """A copy of the store at `path`, as of one moment; complete and durable when it appears."""
-    if path.exists():
-        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    for suffix in ("", "-wal", "-shm", "-journal"):  # the others would become part of the copy
+        if os.path.lexists(f"{path}{suffix}"):
+            raise InvalidRequest(f"{path}{suffix} exists already", hint="choose another path")
     if not path.parent.is_dir():
         raise Unavailable(f"the folder {path.parent} does not exist")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")

@@ -175,6 +175,11 @@ class SqliteReader(Reader):
         _check_order([after, *[pos for pos, _ in rows]])
         return rows
 
+    def refuse(self) -> tuple[int, int]:
+        [(count,)] = self._all("SELECT count(*) FROM tombs")
+        [(pages,)] = self._all("PRAGMA page_count")
+        return count, pages
+
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return self._all(
             "SELECT pos & 0xffffffff, body FROM gaps WHERE pos BETWEEN ? AND ? ORDER BY pos",

@@ -240,29 +240,28 @@ def _free(execute: Any, session: int, low: int, high: int) -> None:
         execute(_FREE, (position(session, low), position(session, high)) * 4)
 
 
+_DEAD = "DELETE FROM items WHERE pos = ? AND substr(body, 1, ?) = ?"
+
+
 def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:
     execute = cursor.execute
     execute(_BEGIN)
     gone = 0
-    for pos, begin, instead in trim.items:
-        execute(
-            "DELETE FROM items WHERE pos = ? AND substr(body, 1, ?) = ?", (pos, len(begin), begin)
-        )
-        if connection.changes():
-            gone += 1
+    for rows, instead in trim.items:
+        execute("SAVEPOINT together")
+        here = 0
+        for pos, begin in rows:
+            execute(_DEAD, (pos, len(begin), begin))
+            here += connection.changes()
+        if here < len(rows):
+            execute("ROLLBACK TO together")
+        else:
+            gone += here
             for row in instead:
                 execute("INSERT INTO items VALUES (?, ?)", row)
+        execute("RELEASE together")
     for blob in trim.blobs:
         execute("DELETE FROM blobs WHERE digest = ? AND uses = ?", blob)
         gone += connection.changes()
     execute("COMMIT")
     return gone
-
-
-def reindex(connection: apsw.Connection) -> None:
-    """SQLite's own indexes, and the tables that only repeat what others say."""
-    connection.execute("BEGIN IMMEDIATE; REINDEX; DELETE FROM names")
-    names: list[Any] = connection.execute("SELECT num, name FROM sessions").fetchall()
-    for number, name in names:
-        connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name_hash(name), number))
-    connection.execute("COMMIT")

@@ -49,6 +49,14 @@ def decode_name(raw: bytes) -> str:
         raise Corrupt("a stored name is damaged") from e
 
 
+def shown_name(raw: bytes) -> str:
+    """A name to be shown: what of it is damaged, in escapes."""
+    try:
+        return decode_name(raw)
+    except Corrupt:
+        return raw.decode(errors="backslashreplace")
+
+
 def position(session: int, seq: int) -> int:
     return session << SEQ_BITS | seq
 

@@ -107,7 +107,7 @@ class Appender:
             row = item_row(stream, loose, len(old), old + items, refs=refs, level=FAST)
             return Tail(line, stream, end, small, end, held), [row]
         old, refs = self._read(source, small, start)
-        rows = list(_packs(stream, small, old, items, refs=refs))
+        rows = list(packs(stream, small, old, items, refs=refs))
         return Tail(line, stream, end, end, end, 0), rows
 
     def _read(self, source: Source, start: int, stop: int) -> tuple[list[bytes], bool]:
@@ -129,7 +129,7 @@ class Appender:
         return items, refs
 
 
-def _packs(
+def packs(
     stream: int, first: int, old: list[bytes], new: list[bytes], *, refs: bool
 ) -> Iterator[RowWrite]:
     """Full packs, none of them much bigger than it needs to be."""

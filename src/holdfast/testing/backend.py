@@ -275,11 +275,10 @@ class BackendContract:
         change = Change(number, b"h2", b"h3", rows=[RowWrite(stream, 1, 1, b"changed")])
         change.notes = Notes(shares=[bytes([1]) * 32])
         backend.commit(change)
-        items = [
-            (pos, begin, [(pos, b"less")] if n == 2 else [])
-            for n, (pos, _, begin) in enumerate(found)
-        ]
-        equal(backend.trim(Trim(items, known)), 3)
+        dead = [(pos, begin) for pos, _, begin in found]
+        together = (dead, [(dead[0][0], b"not all of them are what they were")])
+        alone = [([row], [(row[0], b"less")] if n == 2 else []) for n, row in enumerate(dead)]
+        equal(backend.trim(Trim([together, *alone], known)), 3)
         with backend.reader() as reader:
             equal(reader.items(stream, 0, 3), [(1, b"changed"), (2, b"less")])
             equal([reader.blob(bytes([n]) * 32) for n in range(2)], [None, b"blob"])
