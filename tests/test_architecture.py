@@ -20,6 +20,7 @@ LAYERS = [
         "diff",
         "effects",
         "finding",
+        "freeing",
         "growth",
         "live",
         "operations",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast import collect
+from holdfast import freeing
 from holdfast.codec.rows import unseal_items
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Unavailable
@@ -278,7 +278,7 @@ def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.M
     for _ in range(3):
         _family(rng, home, 40)
         states, lines = _states(home), _lines(home)
-        monkeypatch.setattr(collect, "_BATCH", rng.choice([1, 3, 2_000]))
+        monkeypatch.setattr(freeing, "BATCH", rng.choice([1, 3, 2_000]))
         with before(home.store.backend, what, other.gc) if home.durable else nullcontext():
             home.store.gc()
         report = home.store.verify(read_data=True)
@@ -320,7 +320,7 @@ def test_gc_is_stopped_in_a_deleted_session(home: Home, monkeypatch: pytest.Monk
             raise Unavailable("injected")
         swept.append(1)
 
-    monkeypatch.setattr(collect, "_BATCH", 2)
+    monkeypatch.setattr(freeing, "BATCH", 2)
     with before(backend, "sweep", stop), pytest.raises(Unavailable):
         home.store.gc()
     with pytest.raises(holdfast.InvalidRequest, match="freed"):

@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import collect, ids
+from holdfast import freeing, ids
 from holdfast.backends import sqlite_file
 from holdfast.codec import nodes, records, rows, values
 from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
@@ -495,7 +495,7 @@ def test_the_page_has_the_numbers():
     facets = ("label", "tag", "trigger", "status", "agent")
     for n, name in zip((LABEL, TAG, TRIGGER, STATUS, AGENT), facets, strict=True):
         assert re.search(rf"\n\| {n} \| an? {name}\b", page)
-    assert f"{collect.DAY:,} seconds" in page
+    assert f"{freeing.DAY:,} seconds" in page
     assert ids.ALPHABET in page
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 import holdfast
-from holdfast import Retention, clock, collect, source, tidying
+from holdfast import Retention, clock, freeing, source, tidying
 from holdfast.codec import load as loading
 from holdfast.errors import InvalidRequest
 from holdfast.retention import seconds
@@ -651,7 +651,7 @@ def memory(tmp_path: Path) -> Iterator[Home]:
 
 
 def test_mutant_that_frees_at_once(memory: Home, time_: Clock, mutant: Any) -> None:
-    mutant(collect, "is_due", lambda tomb: True)
+    mutant(freeing, "is_due", lambda tomb: True)
     with pytest.raises(AssertionError):
         test_a_jump_of_the_clock_frees_nothing(memory, time_)
 
@@ -660,7 +660,7 @@ def test_mutant_that_trusts_the_wall_clock(memory: Home, time_: Clock, mutant: A
     def due(tomb: Any) -> bool:
         return not tomb.held or time.time_ns() // 1000 - tomb.created_us >= DAY * 1_000_000
 
-    mutant(collect, "is_due", due)
+    mutant(freeing, "is_due", due)
     with pytest.raises(AssertionError):
         test_a_day_later_it_is_freed(memory, time_)
 
@@ -672,7 +672,7 @@ def test_mutant_without_fork_points(memory: Home, mutant: Any) -> None:
 
 
 def test_mutant_without_gaps(memory: Home, mutant: Any) -> None:
-    mutant(collect._Tree, "_new_gap", lambda *args: None)
+    mutant(freeing.Tree, "_new_gap", lambda *args: None)
     with pytest.raises(AssertionError):
         test_trees_stay_connected(memory, 5)
 

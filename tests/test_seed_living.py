@@ -33,6 +33,7 @@ from holdfast import (
     Retention,
     collect,
     finding,
+    freeing,
     lineage,
     live,
     operations,
@@ -1255,7 +1256,7 @@ def test_row26_gc_that_stops_half_way(home: Home) -> None:
         return sweep(what)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect, "_BATCH", 2)
+        patch.setattr(freeing, "BATCH", 2)
         patch.setattr(backend, "sweep", stop)
         with pytest.raises(Unavailable):
             home.store.gc()
@@ -1625,7 +1626,7 @@ def damage_stops(module: Any) -> Callable[[Patch], None]:
 
 
 def no_gaps(patch: Patch) -> None:
-    patch.setattr(collect._Tree, "_new_gap", lambda *args: None)
+    patch.setattr(freeing.Tree, "_new_gap", lambda *args: None)
 
 
 def gc_errors_are_swallowed(patch: Patch) -> None:
@@ -1851,7 +1852,7 @@ MUTANTS: list[tuple[Any, ...]] = [
     (backups_share_a_name, test_row08_backups_share_no_name),
     (backups_are_not_read, test_row08_a_backup_is_read_back),
     (no_repair, test_row08_repair_falls_back, "torn"),
-    (damage_stops(collect), test_row08_a_repaired_store_has_backups, b"torn"),
+    (damage_stops(freeing), test_row08_a_repaired_store_has_backups, b"torn"),
     (nothing_is_given_up, test_row08_a_repaired_store_has_backups, None),
     (nothing_is_given_up, test_row08_what_is_missing_is_told_of_once),
     *[(seeds.errors_are_swallowed, test_row09_no_operation_is_acknowledged_in_part, k)

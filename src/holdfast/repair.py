@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.backends.base import Change, Moved, Notes
-from holdfast.codec import load as loading
 from holdfast.codec import records
 from holdfast.codec.records import AGENT, Head
-from holdfast.collect import _Known, _Tree
 from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.freeing import Tree
 from holdfast.lineage import Place
 from holdfast.live import all_rows
 from holdfast.model import DAMAGED
 from holdfast.source import StoredSource
+from holdfast.verify import DataCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from holdfast.backends.base import Backend, Reader, Sweep
 
@@ -69,9 +69,10 @@ def _session(backend: Backend, number: int) -> Repaired | None:
     with backend.reader() as reader:
         row = reader.head(number) or b""
         missing = list(_missing(reader, number))
-        lost = [*map(str, missing), *_unloadable(backend, reader, number)]
+        bad = {seq: str(seq) for seq in missing} | _unloadable(backend, reader, number)
+        lost = list(bad.values())
         head = _head(number, row)
-        good = _newest_good(backend, reader, number, head)
+        good = _newest_good(reader, number, head, bad)
         notes, rebuilt = _entries(reader, number)
         name = _name(reader, number)
         sound = head is not None and good == head.seq
@@ -116,9 +117,8 @@ def _give_up(backend: Backend, number: int, missing: list[int]) -> None:
     """Count missing records among the freed. As after gc, their children tell what was there."""
     sweeps: list[Sweep] = []
     with suppress(*UNREADABLE), backend.reader() as reader:
-        tree = _Tree(reader, number)
-        tree._known |= {seq: _Known(b"", None, b"", None) for seq in missing}
-        tree.due, tree.remove = missing, None
+        tree = Tree(reader, number)
+        tree.give_up(missing)
         while tree.due:
             sweeps.append(tree.sweep(reader))
     backend.sweep(sweeps)
@@ -153,28 +153,17 @@ def _near(backend: Backend, number: int, seq: int) -> int | None:
     return None if "origin" in record.extra else record.parent_seq
 
 
-def _loads(backend: Backend, reader: Reader, place: Place) -> bool:
-    try:
-        row = lineage.read_row(reader, place)
-        loading.load(row.root, row.record.size, StoredSource(backend, reader))
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _newest_good(backend: Backend, reader: Reader, number: int, head: Head | None) -> int:
+def _newest_good(reader: Reader, number: int, head: Head | None, bad: Mapping[int, str]) -> int:
     """The head, or the nearest ancestor that loads, or else the newest checkpoint that does."""
     if head is not None and not head.seq:
         return 0
     if head is not None:
         for place, _ in lineage.ancestors(reader, Place(number, head.seq), head.parent):
-            if place.session == number and _loads(backend, reader, place):
+            if place.session == number and place.seq not in bad:
                 return place.seq
     buried = {seq for seq, _ in reader.tombs(number, 0, records.MAX_SEQ)}
-    for seq in sorted([s for s, _, _ in all_rows(reader, number)], reverse=True):
-        if seq not in buried and _loads(backend, reader, Place(number, seq)):
-            return seq
-    return 0
+    there = [seq for seq, _, _ in all_rows(reader, number) if seq not in buried]
+    return max([0, *[seq for seq in there if seq not in bad]])
 
 
 def _missing(reader: Reader, number: int) -> Iterator[int]:
@@ -185,10 +174,17 @@ def _missing(reader: Reader, number: int) -> Iterator[int]:
     yield from [n for n in range(1, lineage.newest(reader, number) + 1) if n not in there]
 
 
-def _unloadable(backend: Backend, reader: Reader, number: int) -> Iterator[str]:
-    for seq, id, _ in all_rows(reader, number):
-        if not _loads(backend, reader, Place(number, seq)):
-            yield ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)
+def _unloadable(backend: Backend, reader: Reader, number: int) -> dict[int, str]:
+    """Checkpoints whose state does not load, and what to call them."""
+    bad: dict[int, str] = {}
+    check = DataCheck(StoredSource(backend, reader)).check
+    for seq, id, body in all_rows(reader, number):
+        try:
+            check(records.unseal_checkpoint(number, seq, id, body).node())
+        except UNREADABLE:
+            sound = type(id) is bytes and len(id) == ids.BYTES
+            bad[seq] = ids.to_text(id) if sound else str(seq)
+    return bad
 
 
 def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:

@@ -120,7 +120,7 @@ class _Audit:
         self._prefix = records.hash_prefix(self._plain)
         self._freed: list[tuple[int, int]] = []
         self._source = StoredSource(backend, reader)
-        self._data = _DataCheck(self._source) if read_data else None
+        self._data = DataCheck(self._source) if read_data else None
         self._hashes: dict[int, bytes] = {}
         self.problems: list[Problem] = []
         self.checked = self.sound = 0
@@ -318,7 +318,7 @@ class _Audit:
             self._note(f"the gap before checkpoint {seq} is not in its index", loads=True)
 
 
-class _DataCheck:
+class DataCheck:
     """Recomputes hashes from stored data; what checkpoints share is read once."""
 
     def __init__(self, source: Source) -> None:
