@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import Retention, repair, verify
+from holdfast import Retention, verify
 from holdfast.backends import sqlite_file
 from holdfast.backends.memory import MemoryBackend
 from holdfast.errors import (
@@ -563,7 +563,7 @@ def memory(tmp_path: Path) -> Iterator[Home]:
 
 
 def test_mutant_that_looks_at_records_alone(memory: Home, mutant: Any) -> None:
-    mutant(repair.DataCheck, "check", lambda self, node: None)
+    mutant(verify.DataCheck, "check", lambda self, node: None)
     with pytest.raises((AssertionError, ValueError)):
         test_the_newest_that_loads_becomes_the_head(memory, "data of the head")
 
