@@ -69,8 +69,9 @@ class Tree:
             seq: records.unseal_gap(session, seq, row) for seq, row in self._gap_rows.items() if seq
         }
         self._freed = Spans()
-        for low, high in lineage.freed(reader, session):
-            self._freed.add(low, high)
+        if 0 in self._gap_rows:
+            for low, high in records.unseal_freed(session, self._gap_rows[0]):
+                self._freed.add(low, high)
         tombs = {
             seq: records.unseal_tomb(session, seq, row)
             for seq, row in reader.tombs(session, 0, records.MAX_SEQ)
@@ -102,8 +103,9 @@ class Tree:
         gaps = [*self._gaps_here(going), *self._gaps_elsewhere(reader, forks, below, going)]
         keys, facets = self._entries(reader, batch)
         known_gaps = sorted(self._gap_rows.items())
+        for low, high in Spans.of(batch).all():
+            self._freed.add(low, high)
         for seq in batch:
-            self._freed.add(seq, seq + 1)
             self._gaps.pop(seq, None)
             self._gap_rows.pop(seq, None)
         rows = [(s, q, gap.ancestor, records.seal_gap(s, q, gap)) for s, q, gap in gaps]
@@ -132,7 +134,8 @@ class Tree:
                 facets += records.facets(id, record.extra)
                 if "key" in record.extra:
                     keys.append(records.encode_name(record.extra["key"]))
-        for seq, kind, value, _ in reader.marks(self.session, min(batch), max(batch)):
+        low, high = min(batch, default=0), max(batch, default=0)
+        for seq, kind, value, _ in reader.marks(self.session, low, high):
             if kind in (LABEL, TAG) and seq in self._known:
                 facets.append((kind, value, self._known[seq].id))
         chosen = {self._known[seq].id for seq in batch}

@@ -19,7 +19,7 @@ from holdfast.errors import UNREADABLE, Corrupt
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from holdfast.backends.base import Backend, Reader
     from holdfast.codec.nodes import Extent, Tail
@@ -32,8 +32,11 @@ _PAGE = 1_000
 def all_rows(reader: Reader, session: int) -> Iterator[tuple[int, bytes, bytes]]:
     """seq, id and row of all checkpoints of a session."""
     low = 1
-    while rows := reader.checkpoints(session, low, records.MAX_SEQ, _PAGE):
+    while True:
+        rows = reader.checkpoints(session, low, records.MAX_SEQ, _PAGE)
         yield from rows
+        if len(rows) < _PAGE:
+            return
         low = rows[-1][0] + 1
 
 
@@ -43,6 +46,17 @@ class Spans:
     def __init__(self) -> None:
         self._lows: list[int] = []
         self._highs: list[int] = []
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Spans:
+        spans = cls()
+        for n in sorted(numbers):
+            if spans._highs and spans._highs[-1] == n:
+                spans._highs[-1] = n + 1
+            elif not spans._highs or spans._highs[-1] < n:
+                spans._lows.append(n)
+                spans._highs.append(n + 1)
+        return spans
 
     def add(self, low: int, high: int) -> list[tuple[int, int]]:
         """Add a span; what of it was not in the set."""
