@@ -225,14 +225,14 @@ PAGED: list[dict[str, Any]] = [
 
 def paged(store: holdfast.Store, size: int, between: Callable[[], Any], **query: Any) -> list[str]:
     out: list[str] = []
-    before = None
+    before: str | holdfast.Checkpoint | None = None
     while True:
-        page = ids(store.find(**query, before=before, limit=size))
+        page = list(store.find(**query, before=before, limit=size))
         assert len(page) <= size
-        out += page
+        out += ids(page)
         if len(page) < size:
             return out
-        before = page[-1]
+        before = page[-1].id if len(out) % 2 else page[-1]
         between()
 
 

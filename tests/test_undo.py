@@ -702,3 +702,34 @@ def _small_run() -> None:
 
 def test_the_walk_itself_is_sound() -> None:
     _small_run()
+
+
+def test_operations_say_what_they_did_and_what_takes_them_back(home: Home) -> None:
+    session = home.filled(6)
+    session.rewind("@~2")
+    session.tag("@", "a", "b")
+    session.label("@", "plan")
+    session.label("@", "new plan")
+    session.delete(list(session.tree())[4])
+    session.prune(Retention(keep_last=1, keep_tagged=False, keep_labelled=False))
+    session.undo()
+    session.redo()
+    home.spoil_checkpoint(4)
+    home.store.repair()
+    session = home.reopened().session("s")
+    assert [(o.kind, o.summary, o.way_back) for o in session.ops()] == [
+        ("rewind", "the head moved from checkpoint 6 to 4", "undo() moves the head to 6 again"),
+        ("tag", "checkpoint 4 tagged 'a', 'b'", "undo() removes the tags"),
+        ("label", "checkpoint 4 labelled 'plan'", "undo() removes the label"),
+        ("label", "checkpoint 4 labelled 'new plan'", "undo() puts the label 'plan' back"),
+        ("delete", "checkpoint 5 deleted", "undo(), until gc() has freed it"),
+        ("prune", "3 checkpoints deleted", "undo(), until gc() has freed it"),
+        ("undo", "the prune taken back", "redo()"),
+        ("redo", "the prune done again", "undo()"),
+        (
+            "repair",
+            "the head moved off checkpoint 4, which is damaged, to 6",
+            "undo() moves the head to 4 again",
+        ),
+    ]
+    assert session.delete().summary == "the session deleted"

@@ -224,7 +224,7 @@ class SessionInfo(NamedTuple):
     agent: str | None
     head: Checkpoint | None
     checkpoints: int
-    """How many checkpoints were ever taken in it."""
+    """How many there are in it, on all branches."""
     damaged: str | None = None
     """Set when its head cannot be read: what is wrong."""
 
@@ -251,9 +251,10 @@ class Operation(NamedTuple):
                 return f"unknown: {d['damage']}"
             case "repair" if d["from"] == d["to"]:
                 return "undo() made possible again, but for what was done before"
-            case "rewind" | "repair":
-                damaged = " is damaged:" if self.kind == "repair" else ":"
-                return f"checkpoint {d['from']}{damaged} the head moved to {d['to'] or 'none'}"
+            case "repair":
+                return f"the head moved off checkpoint {d['from']}, which is damaged, to {d['to']}"
+            case "rewind":
+                return f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
             case "tag":
                 return f"checkpoint {d['seq']} tagged {_list(d['tags'])}"
             case "label":

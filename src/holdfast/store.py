@@ -18,7 +18,7 @@ from holdfast.codec import records
 from holdfast.collect import Collected, collect
 from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.finding import Query, find
-from holdfast.model import SessionInfo
+from holdfast.model import Checkpoint, SessionInfo
 from holdfast.repair import Repaired, repair
 from holdfast.retention import Plan, Retention, within_store
 from holdfast.revisions import find_in_store
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Backend, Reader
     from holdfast.collect import Progress
-    from holdfast.model import Checkpoint, Operation, Status
+    from holdfast.model import Operation, Status
 
 _log = logging.getLogger("holdfast")
 
@@ -195,16 +195,17 @@ class Store:
         since: dt.datetime | None = None,
         until: dt.datetime | None = None,
         text: str | None = None,
-        before: str | None = None,
+        before: str | Checkpoint | None = None,
         limit: int | None = None,
     ) -> Iterator[Checkpoint]:
         """Checkpoints of all sessions that match all that is given, the newest first.
 
         With `agent` and nothing else to go by: session by session. `text` is looked for in every
-        string of a state. `before` goes on behind the checkpoint of that id.
+        string of a state. `before` goes on behind that checkpoint, or the one of that id.
         """
         query = Query(agent, status, trigger, tag, label, meta, since, until, text)
-        return find(self.backend, query, before, limit)
+        id = before.id if isinstance(before, Checkpoint) else before
+        return find(self.backend, query, id, limit)
 
     @staticmethod
     def _info(reader: Reader, number: int, raw: bytes, body: bytes) -> SessionInfo | None:
@@ -252,7 +253,7 @@ class Store:
         for info in self.sessions():
             with _leaving_alone(info.name):
                 handle = self.session(info.name)
-                plans.append(handle._operator.prune(rule, dry_run=True))
+                plans.append(handle.prune(rule, dry_run=True))
                 handles.append(handle)
         if rule.store_bytes is not None:
             plans = within_store(plans, rule.store_bytes)
@@ -260,7 +261,7 @@ class Store:
             for handle, plan in zip(handles, plans, strict=True):
                 if plan.whole is not None or plan.removed:
                     with _leaving_alone(handle.name):
-                        handle._operator.carry_out(plan, rule)
+                        handle.carry_out(plan, rule)
         return plans
 
     def repair(self) -> list[Repaired]:
