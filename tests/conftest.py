@@ -4,10 +4,10 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -115,3 +115,15 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Home]":
 def sqlite(tmp_path: Path) -> "Iterator[Home]":
     with _home("sqlite", tmp_path) as home:
         yield home
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> "Iterator[Home]":
+    with _home("memory", tmp_path) as home:
+        yield home
+
+
+@pytest.fixture
+def mutant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Any], None]:
+    """Change the engine, for a test that a test notices."""
+    return monkeypatch.setattr

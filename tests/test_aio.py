@@ -31,7 +31,6 @@ OWN = {
     "Store.new_session": "numbers for writers",
     "Store.new_stream": "numbers for writers",
     "Session.reset_lock": "a hook for fork()",
-    "Session.carry_out": "store.prune() plans first, for all sessions",
     "Session.clean_up": "what a store with retention does by itself",
 }
 """Public to the package, but nothing for users."""

@@ -20,14 +20,11 @@ from tests.test_layout import message, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[holdfast.Store]:
-    url = "memory:" if request.param == "memory" else tmp_path / "store.db"
-    with holdfast.open(url, durability="normal") as store:
-        yield store
+@pytest.fixture
+def store(home: Home) -> holdfast.Store:
+    return home.store
 
 
 def some_state(rng: random.Random, i: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import datetime as dt
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -716,18 +715,6 @@ def test_sqlite_searches_and_never_scans(sqlite: Home, monkeypatch: pytest.Monke
 
 
 # -- the tests see what they should: each of these changes to the engine makes one fail ------------
-
-
-@pytest.fixture
-def mutant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Any], None]:
-    return monkeypatch.setattr
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Home]:
-    home = Home("memory", tmp_path)
-    yield home
-    home.close()
 
 
 def test_mutant_without_an_index(memory: Home, mutant: Any, unsealed: list[int]) -> None:

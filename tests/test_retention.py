@@ -7,7 +7,6 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -622,7 +621,8 @@ def test_a_failed_clean_up_fails_no_save(
             saved = session.save({"i": i})
             assert saved.seq == i + 1
             assert session.get() == saved
-        home.store.retention = None  # waits for what runs in its own thread
+            assert home.store.tidier is not None
+            home.store.tidier.wait()
     assert len(called) == 2
     told = {
         "prune": "cleaning up after a save of session 's' failed",
@@ -636,18 +636,6 @@ def test_a_failed_clean_up_fails_no_save(
 
 
 # -- the tests see what they should: each of these changes to the engine makes one fail ------------
-
-
-@pytest.fixture
-def mutant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Any], None]:
-    return monkeypatch.setattr
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Home]:
-    home = Home("memory", tmp_path)
-    yield home
-    home.close()
 
 
 def test_mutant_that_frees_at_once(memory: Home, time_: Clock, mutant: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -548,18 +548,6 @@ def test_repair_beside_a_saver(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # -- the tests see what they should: each of these changes to the engine makes one fail ------------
-
-
-@pytest.fixture
-def mutant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Any], None]:
-    return monkeypatch.setattr
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Home]:
-    home = Home("memory", tmp_path)
-    yield home
-    home.close()
 
 
 def test_mutant_that_looks_at_records_alone(memory: Home, mutant: Any) -> None:

@@ -10,17 +10,15 @@ import pytest
 
 import holdfast
 from holdfast.watching import Watcher
+from tests.home import Home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[holdfast.Store]:
-    url = "memory:" if request.param == "memory" else tmp_path / "store.db"
-    with holdfast.open(url, durability="normal") as store:
-        yield store
+@pytest.fixture
+def store(home: Home) -> holdfast.Store:
+    return home.store
 
 
 def kinds(events: list[holdfast.Checkpoint | holdfast.Operation]) -> list[str]:

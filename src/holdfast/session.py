@@ -250,11 +250,6 @@ class Session:
         with self._lock:
             return self._operator.prune(rule, automatic=True)
 
-    def carry_out(self, plan: Plan, rule: Retention) -> None:
-        """Prune as planned by this rule, but for what is protected or gone by now."""
-        with self._lock:
-            self._operator.carry_out(plan, rule)
-
     def undo(self) -> Operation:
         """Take back the newest operation that was not undone yet, a save as well as any other."""
         with self._lock:

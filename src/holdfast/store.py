@@ -19,6 +19,7 @@ from holdfast.collect import Collected, collect
 from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.finding import Query, find
 from holdfast.model import Checkpoint, SessionInfo
+from holdfast.operations import Operator
 from holdfast.repair import Repaired, repair
 from holdfast.retention import Plan, Retention, within_store
 from holdfast.revisions import find_in_store
@@ -27,6 +28,7 @@ from holdfast.stats import Stats, stats
 from holdfast.tidying import Tidier
 from holdfast.verify import Report, verify
 from holdfast.watching import Watcher
+from holdfast.writing import Writer
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -248,20 +250,20 @@ class Store:
 
         A session that is damaged so much that no rule can be applied is kept, and logged.
         """
-        handles: list[Session] = []
+        operators: list[Operator] = []
         plans: list[Plan] = []
         for info in self.sessions():
             with _leaving_alone(info.name):
-                handle = self.session(info.name)
-                plans.append(handle.prune(rule, dry_run=True))
-                handles.append(handle)
+                operator = Operator(Writer(self, info.name))
+                plans.append(operator.prune(rule, dry_run=True))
+                operators.append(operator)
         if rule.store_bytes is not None:
             plans = within_store(plans, rule.store_bytes)
         if not dry_run:
-            for handle, plan in zip(handles, plans, strict=True):
+            for operator, plan in zip(operators, plans, strict=True):
                 if plan.whole is not None or plan.removed:
-                    with _leaving_alone(handle.name):
-                        handle.carry_out(plan, rule)
+                    with _leaving_alone(plan.session):
+                        operator.carry_out(plan, rule)
         return plans
 
     def repair(self) -> list[Repaired]:
