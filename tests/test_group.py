@@ -47,7 +47,8 @@ def together(home: Home, errors: dict[str, BaseException], *, waits: bool = True
     for thread in threads[1:]:
         thread.start()
     until(lambda: len(group._waiting) == COUNT - (not waits))
-    group.release()
+    group.lock.release()
+    group.wake()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -135,30 +136,29 @@ def test_one_that_waits_is_interrupted(
     sqlite: Home, woken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it was its turn to write: then it is the next one's."""
-    wait = Group._wait
-    first: list[Member] = []
+    backend = sqlite.store.backend
+    assert isinstance(backend, SqliteBackend)
+    group, begin, first = backend._group, Member.__init__, list[Member]()
 
-    def interrupted(self: Group, member: Member) -> None:
-        if first:
-            return wait(self, member)
-        first.append(member)
-        member.wake = Interrupting()  # type: ignore[assignment]
-        if woken:
-            until(lambda: member not in self._waiting)
-        return wait(self, member)
+    class Interrupting:
+        def acquire(self, timeout: float) -> bool:
+            if woken:
+                until(lambda: first[0] not in group._waiting)
+            raise Interrupt
 
-    monkeypatch.setattr(Group, "_wait", interrupted)
+        def release(self) -> None:
+            return
+
+    def interrupted(self: Member, change: Any) -> None:
+        begin(self, change)
+        if not first:
+            first.append(self)
+            self.wake = Interrupting()  # type: ignore[assignment]
+
+    monkeypatch.setattr(Member, "__init__", interrupted)
     errors: dict[str, BaseException] = {}
     together(sqlite, errors, waits=woken)
     check(sqlite, errors, unknown=1)
-
-
-class Interrupting:
-    def acquire(self) -> None:
-        raise Interrupt
-
-    def release(self) -> None:
-        return
 
 
 def test_many_groups_with_many_interruptions() -> None:

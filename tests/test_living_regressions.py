@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
+import signal
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import Retention
+from holdfast import Retention, freeing
 from holdfast.backends import sqlite_file
+from holdfast.backends.base import Sweep
+from holdfast.codec import records
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.operations import Operator
+from tests.faults.clock import wall_clock
 from tests.home import Home, strangers
 from tests.test_upkeep import spoil_backups
 
@@ -224,3 +231,207 @@ def test_meta_of_nested_types(home: Home) -> None:
     """Types count at the top ({"n": 1} is not {"n": True}), but not below."""
     home.session().save(1, meta={"n": [1]})
     assert list(home.store.find(meta={"n": [True]})) == []
+
+
+# -- clean-ups, gc and others at once --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["rewind", "tag", "label", "undo", "fork"])
+def test_what_was_planned_before_a_clean_up(
+    home: Home, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An automatic prune leaves the head's row alone, so that alone does not tell of it."""
+    session, other = home.filled(6), home.another().session("s")
+    if what == "undo":
+        session.rewind(session.get("@~5"))
+        session.append("log", "x")
+        session.rewind(session.get("@~1"))
+        target = "@"
+    else:
+        target = session.get("@~4").id
+    calls: dict[str, Any] = {
+        "rewind": lambda: session.rewind(target), "tag": lambda: session.tag(target, "t"),
+        "label": lambda: session.label(target, "l"), "undo": session.undo,
+        "fork": lambda: session.fork("f", target),
+    }  # fmt: skip
+    backend, raced = home.store.backend, list[int]()
+    commit = backend.commit
+
+    def race(change: Any) -> None:
+        if not raced:
+            raced.append(1)
+            other.clean_up(Retention(keep_last=1))
+        commit(change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "commit", race)
+        with suppress(HoldfastError):
+            calls[what]()
+    home.store.gc()
+    session = home.reopened().session("s")
+    assert session.load()
+    assert session.get().damaged is None
+    assert home.store.verify(read_data=True).ok
+
+
+def test_a_head_without_record_is_told_of(home: Home) -> None:
+    home.filled(3)
+    number = home._number("s")
+    with home.store.backend.reader() as reader:
+        row = reader.head(number)
+        sweep = Sweep(number, row or b"", [], [], [], [(3, reader.checkpoint(number, 3)[0])])  # type: ignore[index]
+        sweep.gaps = [(number, 0, None, records.seal_freed(number, [(3, 4)]))]
+    assert home.store.backend.sweep([sweep]) == [True]
+    assert not home.store.verify().ok
+
+
+@pytest.mark.parametrize("then", ["fork", "close"])
+def test_fork_and_close_wait_for_readers_that_write(sqlite: Home, then: str) -> None:
+    backend = sqlite.store.backend
+    inside, go, failed = threading.Event(), threading.Event(), list[BaseException]()
+
+    def read_and_write() -> None:
+        try:
+            with backend.reader():
+                inside.set()
+                go.wait(20)
+                time.sleep(0.05)  # by now the other one waits
+                backend.reserve("stream", 1)
+        except InvalidRequest as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=read_and_write, daemon=True)
+    thread.start()
+    assert inside.wait(20)
+    go.set()
+    if then == "close":
+        sqlite.store.close()
+    elif (child := os.fork()) == 0:
+        os._exit(0)
+    else:
+        os.waitpid(child, 0)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not failed or then == "close"
+
+
+def test_an_interrupt_leaves_no_lock_behind(sqlite: Home) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupt
+
+    session = sqlite.session()
+    rng, interrupts = random.Random(1), 0
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while interrupts < 150:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(5e-5, 1e-3))
+                while True:
+                    session.save({"n": interrupts})
+            except Interrupt:
+                interrupts += 1
+                session.refresh()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    sqlite.session("another").save({})
+    assert sqlite.store.verify(read_data=True).ok
+
+
+def test_gc_waits_for_no_reader(sqlite: Home) -> None:
+    """The log cannot be cut while somebody reads; so that is left to a later time."""
+    session = sqlite.filled(30)
+    session.prune(Retention(keep_last=1))
+    with holdfast.open(sqlite.path, timeout=60) as other, sqlite.store.backend.reader() as reader:
+        reader.session(b"s")
+        thread = threading.Thread(target=other.gc, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(session) == 1
+
+
+def test_progress_may_use_the_store(home: Home) -> None:
+    home.filled(9).prune(Retention(keep_last=1))
+    log = home.session("log")
+
+    def progress(phase: str, done: int, total: int) -> None:
+        log.append("told", [phase, done, total])
+
+    home.store.gc(progress)
+    assert {told[0] for told in log.load()["told"]} >= {"checkpoints", "reading"}
+
+
+def test_big_checkpoints_are_freed_too(sqlite: Home) -> None:
+    sqlite.store.retention = Retention(keep_last=2)
+    session = sqlite.session()
+    for i in range(600):
+        session.save({"raw": random.Random(i).randbytes(30_000)})
+    assert sqlite.store.tidier is not None
+    sqlite.store.tidier.wait()
+    with sqlite.store.backend.reader() as reader:
+        assert reader.count_checkpoints() < 400
+
+
+@pytest.mark.parametrize("what", ["head", "tomb"])
+def test_gc_beside_a_damaged_session(sqlite: Home, what: str) -> None:
+    sqlite.filled(6).prune(Retention(keep_last=2))
+    sqlite.filled(6, "other").prune(Retention(keep_last=2))
+    if what == "head":
+        sqlite.spoil_head(b"torn")
+    else:
+        sqlite._sql("UPDATE tombs SET body = ? WHERE pos = (SELECT min(pos) FROM tombs)", b"torn")
+    assert sqlite.store.gc().checkpoints == (4 if what == "head" else 7)
+    sqlite.store.repair()
+    sqlite.store.gc()
+    assert len(sqlite.session("other")) == 2
+    assert sqlite.session().load()["i"] == 5
+
+
+def test_expiry_that_comes_too_late_leaves_no_operation(home: Home) -> None:
+    session, other = home.filled(2), home.another().session("s")
+    carry_out = Operator.carry_out
+
+    def race(self: Operator, plan: Any, rule: Any) -> None:
+        if not other.ops() and len(other) == 2:
+            other.save({"i": "new"})
+        carry_out(self, plan, rule)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Operator, "carry_out", race)
+        with wall_clock(lambda true: true + 100 * DAY):
+            home.store.prune(Retention(session_ttl="30d"))
+    assert session.ops() == []
+    assert home.reopened().session("s").load() == {"i": "new"}
+
+
+def test_one_session_in_motion_holds_up_no_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        home.filled(9, name).prune(Retention(keep_last=1))
+    monkeypatch.setattr(freeing, "BATCH", 2)
+    backend, busy = home.store.backend, home.another().session("a")
+    sweep, raced = backend.sweep, list[int]()
+
+    def race(sweeps: Any) -> Any:
+        if not raced:
+            raced.append(1)
+            busy.append("log", "x")
+        return sweep(sweeps)
+
+    monkeypatch.setattr(backend, "sweep", race)
+    assert home.store.gc().checkpoints == 16
+
+
+def test_a_handle_of_a_session_that_gc_removed(home: Home) -> None:
+    session = home.session()
+    first = session.save({"i": 1})
+    session.undo()
+    session.delete(first)
+    home.store.gc()
+    assert session.save({"i": 2}).step == 1
+    assert home.reopened().session("s").load() == {"i": 2}

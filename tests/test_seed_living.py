@@ -865,7 +865,8 @@ def test_row09_one_of_a_group_fails_alone(sqlite: Home, why: str) -> None:
         deadline = time.monotonic() + 30
         while len(backend._group._waiting) < 6 and time.monotonic() < deadline:
             time.sleep(0.001)
-        backend._group.release()
+        backend._group.lock.release()
+        backend._group.wake()
         for thread in threads:
             thread.join()
     failed = outcomes.pop(3)

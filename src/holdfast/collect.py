@@ -8,12 +8,14 @@ of data only if they are still what they were, and a save that shares a blob say
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import freeing
 from holdfast.backends.base import Sweep, Trim
 from holdfast.codec import records
+from holdfast.errors import UNREADABLE
 from holdfast.freeing import Tree
 from holdfast.live import Live
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Backend
 
     Progress = Callable[[str, int, int], None]
+
+_log = logging.getLogger("holdfast")
 
 _BATCH = 2_000
 """Rows of data that are removed in one write."""
@@ -105,15 +109,20 @@ class _Freeing:
 
     def _session(self, session: int) -> None:
         with self._backend.reader() as reader:
-            if reader.head(session) is None:
+            if reader.session_by_number(session) is None:
                 return
-            tree = Tree(reader, session)
+            try:
+                tree = Tree(reader, session)
+            except UNREADABLE as e:
+                _log.warning("nothing of session %d is freed: %s", session, e.message)
+                return
             if not tree.due and tree.remove is None:
                 self._held += tree.held
                 return
             self._sweeps.append(tree.sweep(reader))
         while tree.due:  # more than one write should free
-            if not self._flush():
+            self._flush()
+            if session in self._moved:
                 return
             with self._backend.reader() as reader:
                 self._sweeps.append(tree.sweep(reader))
@@ -122,11 +131,10 @@ class _Freeing:
         if count >= freeing.BATCH or len(self._sweeps) >= _MOST:
             self._flush()
 
-    def _flush(self) -> bool:
-        """Write; False if something has to be looked at again."""
+    def _flush(self) -> None:
         sweeps, self._sweeps = self._sweeps, []
         if not sweeps:
-            return True
+            return
         done = self._backend.sweep(sweeps)
         for sweep, was_done in zip(sweeps, done, strict=True):
             if was_done:
@@ -134,4 +142,3 @@ class _Freeing:
                 self._sessions += sweep.remove is not None
             else:
                 self._moved.append(sweep.session)
-        return all(done)

@@ -36,6 +36,13 @@ def is_due(tomb: Tomb) -> bool:
     return time.time_ns() // 1000 - tomb.created_us >= DAY * 1_000_000
 
 
+def _may_go(session: int, seq: int, tomb: bytes) -> bool:
+    try:
+        return is_due(records.unseal_tomb(session, seq, tomb))
+    except UNREADABLE:
+        return False  # verify() tells of it
+
+
 class _Known(NamedTuple):
     """What freeing has to know of a checkpoint."""
 
@@ -72,17 +79,15 @@ class Tree:
         if 0 in self._gap_rows:
             for low, high in records.unseal_freed(session, self._gap_rows[0]):
                 self._freed.add(low, high)
-        tombs = {
-            seq: records.unseal_tomb(session, seq, row)
-            for seq, row in reader.tombs(session, 0, records.MAX_SEQ)
-        }
+        tombs = reader.tombs(session, 0, records.MAX_SEQ)
         deleted, remove = _deletion(reader, session, self._head)
         if remove:
             # The head first: without it the deletion is final, and cannot be undone half-way.
             self.due = sorted(self._known, key=lambda seq: (seq != self._head.seq, seq))
             self.held = 0
         else:
-            self.due = sorted(seq for seq in tombs if is_due(tombs[seq]) and seq in self._known)
+            due = {seq for seq, row in tombs if _may_go(session, seq, row)}
+            self.due = sorted(due & self._known.keys() - {self._head.seq})
             self.held = len(self._known) if deleted else len(tombs) - len(self.due)
             remove = not self._head.seq and len(self.due) == len(self._known)
         found = reader.session_by_number(session)

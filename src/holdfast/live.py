@@ -7,6 +7,7 @@ freed. What cannot be read might refer to anything, so then nothing is refuse.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -136,11 +137,14 @@ class Live:
             self._mark_session(session)
 
     def _mark_session(self, session: int) -> None:
-        _, head = lineage.read_head(self._reader, session)
+        newest: int | None = None
+        with suppress(*UNREADABLE):
+            newest = lineage.read_head(self._reader, session)[1].last
         for seq, id, body in all_rows(self._reader, session):
             try:
                 row = records.unseal_checkpoint(session, seq, id, body)
-                self.mark(row.node(), row.line if seq == head.last else None)
+                goes_on = newest is None or seq == newest
+                self.mark(row.node(), row.line if goes_on else None)
             except UNREADABLE as e:
                 raise Corrupt(
                     f"what checkpoint {seq} of a session needs is unknown, so no data is freed: "

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 CHECKPOINT, OPERATION = "checkpoint", "operation"
 
 
+class _NothingToDo(Exception):
+    """There is nothing left of what was planned."""
+
+
 class Operator:
     """Plans and commits operations of one session."""
 
@@ -41,13 +45,15 @@ class Operator:
         self._writer = writer
 
     def run(
-        self, kind: str, plan: Callable[[Scene], Effect], *, deleted: bool = False
+        self, kind: str, plan: Callable[[Scene], Effect | None], *, deleted: bool = False
     ) -> Operation:
         """Plan on the session as it is, and commit if it still is; else plan again."""
         while True:
             with self._writer.store.backend.reader() as reader:
                 scene = self._scene(reader, deleted=deleted)
                 effect = plan(scene)
+                if effect is None:
+                    raise _NothingToDo
                 done = self._draft(scene, kind, effect)
             if self._commit(done, scene, effect):
                 return done
@@ -153,18 +159,20 @@ class Operator:
         """Delete what a plan says, but for what has gone or is protected by now."""
         chosen = {v.checkpoint.seq for v in plan.removed}
 
-        def again(scene: Scene) -> Effect:
+        def again(scene: Scene) -> Effect | None:
             name = self._writer.name
             now = retaining.plan(scene.reader, scene.number, name, scene.head, rule)
             if plan.whole is not None:
-                return _carry_out(scene, now)
+                return None if now.whole is None else _carry_out(scene, now)
             verdicts = [
                 v if v.protected else v._replace(keep=v.checkpoint.seq not in chosen)
                 for v in now.verdicts
             ]
-            return _carry_out(scene, now._replace(verdicts=tuple(verdicts), whole=None))
+            now = now._replace(verdicts=tuple(verdicts), whole=None)
+            return _carry_out(scene, now) if now.removed else None
 
-        self.run("prune" if plan.whole is None else "delete", again)
+        with suppress(_NothingToDo):
+            self.run("prune" if plan.whole is None else "delete", again)
 
     # -- undo and redo -------------------------------------------------------------------------
 

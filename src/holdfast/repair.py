@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids, lineage
-from holdfast.backends.base import Change, Moved, Notes
+from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.codec.records import AGENT, Head
 from holdfast.errors import UNREADABLE, Corrupt
@@ -47,7 +47,7 @@ def repair(backend: Backend) -> list[Repaired]:
             try:
                 done = _session(backend, number)
                 break
-            except Moved:
+            except (Moved, Gone):
                 continue
         if done is not None:
             out.append(done)
@@ -103,6 +103,7 @@ def _log(
         number, new.operations, "repair", time.time_ns() // 1000, new.last, details
     )
     notes.operation = (new.operations, body)
+    notes.needs = [(number, good)] if good else []
     backend.commit(Change(number, row, new.seal(number), notes=notes))
     return None if before == good else (before, good)
 

@@ -62,6 +62,7 @@ def open(
     newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds. With
     `retention` sessions are pruned as they are saved to, and a thread frees what that leaves.
     """
+    _check_own(retention)
     if durability not in ("full", "normal"):
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
     text = os.fspath(url)
@@ -81,6 +82,12 @@ def open(
         path, create=create, read_only=read_only, durability=durability, timeout=timeout
     )
     return Store(backend, cache_bytes=cache_bytes, retention=retention)
+
+
+def _check_own(rule: Retention | None) -> None:
+    """By itself a store looks at one session at a time."""
+    if rule is not None and rule.store_bytes is not None:
+        raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
 
 
 class Store:
@@ -130,8 +137,7 @@ class Store:
 
     @retention.setter
     def retention(self, rule: Retention | None) -> None:
-        if rule is not None and rule.store_bytes is not None:
-            raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
+        _check_own(rule)
         if self.tidier is not None:
             self.tidier.wait()
         self.tidier = None if rule is None else Tidier(self, rule)

@@ -8,6 +8,7 @@ in a thread, and only once there is enough to free to be worth it.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ _SLACK = 16
 _SHARE = 8
 """or this part of what was kept of it: pruning reads all of that."""
 _ENOUGH = 256
-"""So many deleted checkpoints, and one in so many pages of the store, are worth a run of gc."""
-_PAGES = 4
+_PART = 4
+"""So many deleted checkpoints, and this part of those that live, are worth a run of gc."""
 _EXPIRY = 3600.0
 """So often, in seconds, sessions that have expired are looked for."""
 
@@ -38,9 +39,11 @@ class Tidier:
     def __init__(self, store: Store, rule: Retention) -> None:
         self._store, self.rule = store, rule
         self._left = 0
-        """Deleted checkpoints that the last run of gc has left alone."""
-        self._looked: float | None = None
-        """When sessions that have expired were last looked for."""
+        """Deleted checkpoints that the last run of gc has left alone,"""
+        self._living: int | None = None
+        """and how many others there were."""
+        self._look_at = time.monotonic() + random.choice([0.0] + [_EXPIRY] * (_SLACK - 1))
+        """When to look for expired sessions next; at once in a few of many short processes."""
         self.reset_lock()
 
     def reset_lock(self) -> None:
@@ -52,6 +55,7 @@ class Tidier:
         due = session.tidy_at
         if seq % _SLACK if due is None else seq < due:
             return
+        session.tidy_at = seq + _SLACK  # should it fail
         try:
             kept = session.clean_up(self.rule).kept
             session.tidy_at = seq + max(_SLACK, len(kept) // _SHARE)
@@ -62,17 +66,16 @@ class Tidier:
 
     def _is_worth_it(self) -> bool:
         now = time.monotonic()
-        if self.rule.session_ttl is not None and (
-            self._looked is None or now - self._looked >= _EXPIRY
-        ):
-            self._looked = now
+        if self.rule.session_ttl is not None and now >= self._look_at:
+            self._look_at = now + _EXPIRY
             return True
-        buried, pages = self._refuse()
-        return buried - self._left >= max(_ENOUGH, pages // _PAGES)
-
-    def _refuse(self) -> tuple[int, int]:
         with self._store.backend.reader() as reader:
-            return reader.refuse()
+            buried = reader.count_buried() - self._left
+            if buried < _ENOUGH:
+                return False
+            if self._living is None:
+                self._living = reader.count_checkpoints() - buried
+        return buried >= self._living // _PART
 
     def _start(self) -> None:
         with self._lock:
@@ -86,9 +89,14 @@ class Tidier:
             if self.rule.session_ttl is not None:
                 self._store.prune(Retention(session_ttl=self.rule.session_ttl))
             collect(self._store.backend)
-            self._left, _ = self._refuse()
         except Exception:  # noqa: BLE001 - there is nobody to raise it to
             _log.exception("freeing what was deleted failed")
+        try:
+            with self._store.backend.reader() as reader:
+                self._left = reader.count_buried()
+                self._living = reader.count_checkpoints() - self._left
+        except Exception:  # noqa: BLE001 - it may be closed; nothing depends on it
+            _log.debug("what gc has left was not counted", exc_info=True)
 
     def wait(self) -> None:
         """Until nothing is being freed."""

@@ -149,7 +149,10 @@ class _Audit:
         try:
             _, head = lineage.read_head(self._reader, self._number)
             last = head.last
-            if not 0 <= head.seq <= last:
+            gone = head.seq and self._reader.checkpoint(self._number, head.seq) is None
+            if not 0 <= head.seq <= last or (
+                gone and not lineage.is_deleted(self._reader, self._number)
+            ):
                 self._note("the head points at no checkpoint", loads=True)
             self._freed = lineage.freed(self._reader, self._number)
         except UNREADABLE as e:

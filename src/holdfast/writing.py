@@ -183,7 +183,7 @@ class Writer:
         except SessionExists:
             raise SessionExists(f"session {self.name!r} exists already") from None
         except Gone:
-            raise CheckpointNotFound("the checkpoint was deleted, and has been freed") from None
+            raise CheckpointNotFound("the checkpoint was deleted meanwhile") from None
 
     def _commit(
         self,
@@ -297,8 +297,9 @@ class Writer:
         if parent is None:
             return
         with self.store.backend.reader() as reader:
-            if reader.checkpoint(*parent.place) is None:
-                raise CheckpointNotFound("the parent was deleted, and has been freed meanwhile")
+            place = parent.place
+            if reader.checkpoint(*place) is None or lineage.is_buried(reader, place):
+                raise CheckpointNotFound("the parent was deleted meanwhile")
 
     def _catch_up(self) -> None:
         """After a lost race: go on if the head is still the expected one, else HeadMoved."""
@@ -308,6 +309,9 @@ class Writer:
             fresh.look(reader)
         actual = fresh.tip
         same = (expected and expected.place) == (actual and actual.place)
+        if expected is None and fresh.number is None:  # gc has removed a session without a head
+            self.stand(None, fresh.head, fresh.head_row, None)
+            return
         if same and fresh.number == self.number and fresh.damage is None:
             self.head, self.head_row = fresh.head, fresh.head_row
             return

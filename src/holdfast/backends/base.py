@@ -71,7 +71,8 @@ class Notes:
     """kind, value, id: entries of the index for searches"""
     unfacets: Sequence[tuple[int, bytes, bytes]] = ()
     needs: Sequence[tuple[int, int]] = ()
-    """session and seq of other checkpoints that must be there still; else Gone is raised"""
+    """session and seq of other checkpoints that must be there still, and not deleted unless that is
+    taken back; else Gone is raised"""
     shares: Sequence[bytes] = ()
     """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
 
@@ -184,8 +185,10 @@ class Reader(Protocol):
         """Position and row of all tombstones of the store, strictly after a position."""
         ...
 
-    def refuse(self) -> tuple[int, int]:
-        """How many tombstones there are, and about how many pages gc would have to read."""
+    def count_buried(self) -> int: ...
+
+    def count_checkpoints(self) -> int:
+        """All of the store, deleted ones as well."""
         ...
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Change
 
 
+_PATIENCE = 0.1
+"""Seconds until somebody who waits looks whether there still is anybody to wait for."""
+
+
 class Member:
     """A change that waits, and what became of it."""
 
@@ -29,6 +33,11 @@ class Member:
         self.wake = threading.Lock()
         self.wake.acquire()
 
+    def call(self) -> None:
+        """Its change is written, or it is its turn."""
+        with suppress(RuntimeError):  # it was called before, and has gone
+            self.wake.release()
+
     def finish(self, error: BaseException | None = None) -> None:
         self.error, self.done = error, True
 
@@ -39,67 +48,61 @@ def finish_all(members: list[Member], outcomes: list[BaseException | None]) -> N
 
 
 class Group:
-    """`write` writes the changes of several members, and finishes each of them."""
+    """`write` writes the changes of several members, and finishes each of them.
+
+    An exception may strike anywhere (Ctrl-C in the main thread). So the lock is only ever taken by
+    `with`, which leaves it in no case; and whoever waits for a sign looks around now and then.
+    """
 
     def __init__(self, write: Callable[[list[Member]], None]) -> None:
         self.lock = threading.Lock()
-        """Whoever holds it writes. Who does not get it at once joins those who wait."""
+        """Whoever holds it writes. Who finds it taken joins those who wait."""
         self._write = write
         self._waiting: deque[Member] = deque()
 
-    def release(self) -> None:
-        """Let go of the lock, and let the first who waits go on."""
-        self.lock.release()
-        if self._waiting:  # asked only now: who comes to wait after this finds the lock free
+    def wake(self) -> None:
+        """After the lock was let go: the turn is the first one's who waits."""
+        if self._waiting:
             with suppress(IndexError):
-                self._waiting.popleft().wake.release()
+                self._waiting.popleft().call()
 
     def join(self, change: Change) -> None:
         """Wait until the change is written, by another or by ourselves."""
         member = Member(change)
         self._waiting.append(member)
-        ours = self.lock.acquire(blocking=False)  # the writer may have left meanwhile
-        if not ours:
-            self._wait(member)
-            if not member.done:
-                ours = self.lock.acquire()
-        if ours and member.done:
-            self.release()
-        elif ours:
-            self._lead(member)
+        try:
+            while not member.done:
+                if self.lock.locked() and not member.wake.acquire(timeout=_PATIENCE):
+                    continue
+                if not member.done:
+                    self._lead(member)
+        except BaseException:
+            with suppress(ValueError):
+                self._waiting.remove(member)
+            self.wake()  # it may have been our turn
+            raise
         if member.error is not None:
             raise member.error
 
-    def _wait(self, member: Member) -> None:
-        """Until it is done, or until it is our turn to write."""
-        try:
-            member.wake.acquire()
-        except BaseException:
-            try:
-                self._waiting.remove(member)
-            except ValueError:
-                if self.lock.acquire(blocking=False):
-                    self.release()  # it may have been our turn: pass it on
-            raise
-
     def _lead(self, member: Member) -> None:
+        """Write for all that wait, unless another has just done that."""
         batch = [member]
         try:
-            while True:
-                try:
+            with self.lock:
+                if member.done:
+                    return
+                while self._waiting:
                     other = self._waiting.popleft()
-                except IndexError:
-                    break
-                if other is not member:
-                    batch.append(other)
-            self._write(batch)
+                    if other is not member:
+                        batch.append(other)
+                self._write(batch)
         finally:
             for other in batch[1:]:
                 if not other.done:  # we were interrupted; it may try by itself
                     self._waiting.append(other)
                 else:
-                    other.wake.release()
-            self.release()
+                    other.call()
+            self.wake()
 
     def reset(self) -> None:
         """In a forked child: nobody waits."""

@@ -78,8 +78,10 @@ class MemoryBackend(Backend, Reader):
                 raise SessionExists("a session of this name exists already")
             if notes.key is not None and (session, notes.key) in self._keys:
                 raise KeyTaken("the key names another checkpoint of this session")
-            if any(seq not in self._checkpoints.get(s, {}) for s, seq in notes.needs):
-                raise Gone
+            for s, seq in notes.needs:
+                buried = (s, seq) in self._tombs and seq not in notes.untombs
+                if buried or seq not in self._checkpoints.get(s, {}):
+                    raise Gone
             if any(digest not in self._blobs for digest in notes.shares):
                 raise Gone
             self._version += 1
@@ -308,8 +310,11 @@ class MemoryBackend(Backend, Reader):
         found = sorted((s << SEQ_BITS | q, row) for (s, q), row in self._tombs.items())
         return [(pos, row) for pos, row in found if pos > after][:limit]
 
-    def refuse(self) -> tuple[int, int]:
-        return len(self._tombs), len(self._ids)
+    def count_buried(self) -> int:
+        return len(self._tombs)
+
+    def count_checkpoints(self) -> int:
+        return len(self._ids)
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         held = [(q, row) for (s, q), (_, row) in self._gaps.items() if s == session]

@@ -143,20 +143,26 @@ class SqliteBackend(Backend):
 
     def close(self) -> None:
         self._checkpointer.stop()
-        self._group.lock.acquire()
-        try:
-            with self._lock, files.translated(self.path):
-                if not self._closed:
-                    self._closed = True
-                    _open_backends.discard(self)
-                    self._release()
-        finally:
-            self._group.release()
+        with files.translated(self.path):
+            while True:
+                with self._group.lock, self._lock:
+                    if self._closed or not self._reading:
+                        if not self._closed:
+                            self._closed = True
+                            _open_backends.discard(self)
+                            self._release()
+                        break
+                self._wait_for_readers()
+        self._group.wake()
+
+    def _wait_for_readers(self) -> None:
+        """Without holding what they may need to get on: some write while they read."""
+        with self._lock:
+            while self._reading:
+                self._idle.wait()
 
     def _release(self) -> None:
-        """Close all connections and wait for those in use."""
-        while self._reading:
-            self._idle.wait()
+        """Close all connections, none of which is in use."""
         connections = [*self._readers, self._writer, self._watcher]
         self._readers.clear()
         self._writer = self._watcher = None
@@ -168,13 +174,14 @@ class SqliteBackend(Backend):
 
     def commit(self, change: Change) -> None:
         group = self._group
-        if not group.lock.acquire(blocking=False):
+        if group.lock.locked():
             group.join(change)
             return
         try:
-            self._write_one(change)
+            with group.lock:
+                self._write_one(change)
         finally:
-            group.release()
+            group.wake()
 
     def _write_one(self, change: Change) -> None:
         try:
@@ -211,16 +218,15 @@ class SqliteBackend(Backend):
 
     @contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
-        self._group.lock.acquire()
         try:
-            with files.translated(self.path):
+            with self._group.lock, files.translated(self.path):
                 try:
                     yield self._writing()
                 except BaseException:
                     self._undo()
                     raise
         finally:
-            self._group.release()
+            self._group.wake()
 
     def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
         with self._transaction() as connection:
@@ -244,16 +250,14 @@ class SqliteBackend(Backend):
         while True:
             with self._transaction() as connection:
                 left: int = connection.pragma("freelist_count")
-                if progress is not None:
-                    progress(done, done + left)
                 connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
                 after: int = connection.pragma("freelist_count")
+            done += left - after
+            if progress is not None:
+                progress(done, done + after)
             if after >= left:
                 break
-            done += left - after
-        # The file shrinks when the log is written back; our own thread must not be at it, too.
-        with self._checkpointer.lock, self._transaction() as connection, suppress(apsw.BusyError):
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._checkpointer.empty()
 
     def reindex(self) -> None:
         with self._transaction() as connection:
@@ -315,8 +319,15 @@ _forking: list[SqliteBackend] = []
 def _before_fork() -> None:
     for backend in list(_open_backends):
         backend._checkpointer.lock.acquire()
-        backend._group.lock.acquire()
-        backend._lock.acquire()
+        while True:
+            backend._group.lock.acquire()
+            backend._lock.acquire()
+            if not backend._reading:
+                break
+            backend._lock.release()
+            backend._group.lock.release()
+            backend._group.wake()
+            backend._wait_for_readers()
         _forking.append(backend)
         backend._release()
 
@@ -325,7 +336,8 @@ def _after_fork_in_parent() -> None:
     while _forking:
         backend = _forking.pop()
         backend._lock.release()
-        backend._group.release()
+        backend._group.lock.release()
+        backend._group.wake()
         backend._checkpointer.lock.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ _PAGES = 1_000
 """From so many pages in the log on, it is written back;"""
 _TOO_MANY = 16_000
 """and from so many on by the writer itself, should the thread not keep up."""
+_TRIES = 5
 
 
 class Checkpointer:
@@ -73,6 +75,20 @@ class Checkpointer:
                     continue  # somebody else is at it
                 except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
                     _log.warning("the log could not be written back: %s", e)
+
+    def empty(self) -> None:
+        """Write the whole log back and cut it, unless somebody is in the way: the file shrinks."""
+        with self.lock:
+            for _ in range(_TRIES):
+                connection = self._connect()
+                try:
+                    connection.set_busy_timeout(0)  # whoever reads or writes is not kept waiting
+                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    return
+                except apsw.BusyError:
+                    time.sleep(0.01)
+                finally:
+                    connection.close()
 
     def stop(self) -> None:
         """Wait for what it does, and end it."""

@@ -175,10 +175,13 @@ class SqliteReader(Reader):
         _check_order([after, *[pos for pos, _ in rows]])
         return rows
 
-    def refuse(self) -> tuple[int, int]:
+    def count_buried(self) -> int:
         [(count,)] = self._all("SELECT count(*) FROM tombs")
-        [(pages,)] = self._all("PRAGMA page_count")
-        return count, pages
+        return int(count)
+
+    def count_checkpoints(self) -> int:
+        [(count,)] = self._all("SELECT count(*) FROM checkpoints")
+        return int(count)
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return self._all(

@@ -182,10 +182,17 @@ def _write_notes(
         execute("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", facet)
 
 
+_THERE = "SELECT 1 FROM checkpoints WHERE pos = ?"
+_ALIVE = """SELECT 1 FROM checkpoints WHERE pos = ?
+AND NOT EXISTS (SELECT 1 FROM tombs WHERE tombs.pos = checkpoints.pos)"""
+
+
 def _check_there(connection: apsw.Connection, execute: Any, notes: Notes) -> None:
     """Raise Gone unless all that the change builds on is there; note that blobs are shared."""
     for place in notes.needs:
-        if not execute("SELECT 1 FROM checkpoints WHERE pos = ?", (position(*place),)).fetchall():
+        pos = position(*place)
+        there = execute(_ALIVE if place[1] not in notes.untombs else _THERE, (pos,)).fetchall()
+        if not there:
             raise Gone
     for digest in notes.shares:
         execute("UPDATE blobs SET uses = uses + 1 WHERE digest = ?", (digest,))
