@@ -435,3 +435,14 @@ def test_a_handle_of_a_session_that_gc_removed(home: Home) -> None:
     home.store.gc()
     assert session.save({"i": 2}).step == 1
     assert home.reopened().session("s").load() == {"i": 2}
+
+
+def test_a_damaged_table_of_names_is_told_of(sqlite: Home) -> None:
+    sqlite.filled(2)
+    sqlite._sql("UPDATE names SET hash = hash + 1")
+    with pytest.raises(holdfast.Corrupt):
+        sqlite.session()
+    assert not sqlite.store.verify().ok
+    sqlite.store.repair()
+    assert sqlite.store.verify().ok
+    assert sqlite.session().load()["i"] == 1

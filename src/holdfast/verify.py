@@ -139,6 +139,8 @@ class _Audit:
         try:
             self._name = records.decode_name(self._plain)
             info = records.unseal_session(self._number, self._raw, self._body)
+            if self._reader.session(self._raw) != (self._number, self._body):
+                self._note("it is not found by its name", loads=True)
             if info.origin is not None:
                 place = lineage.place_at(info.origin)
                 if (place.seq, self._number) not in self._reader.forks(*place, place.seq):
