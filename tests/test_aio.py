@@ -556,9 +556,18 @@ def test_cancelled_at_any_moment(rounds):
 
 async def careless(call):
     """Lets go as soon as it is cancelled."""
-    call._waiter = call._box.loop.create_future()
-    await call._waiter
+    await woken(call)
     return call._result
+
+
+async def woken(call):
+    call._box.waiting += 1
+    try:
+        if not call._done:
+            call._waiter = call._box.loop.create_future()
+            await call._waiter
+    finally:
+        call._box.waiting -= 1
 
 
 async def once(call):
@@ -567,8 +576,7 @@ async def once(call):
         return await careless(call)
     except asyncio.CancelledError:
         if not call.claim():
-            call._waiter = call._box.loop.create_future()
-            await call._waiter
+            await woken(call)
         raise
 
 
