@@ -17,7 +17,7 @@ from holdfast import retention as retaining
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.effects import GONE, Effect, Scene, back, forward
-from holdfast.errors import Corrupt, InvalidRequest, SessionNotFound
+from holdfast.errors import CheckpointNotFound, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.lineage import Place
 from holdfast.model import DAMAGED, Operation
 from holdfast.writing import Tip
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Ref = tuple[str, int]
 
 CHECKPOINT, OPERATION = "checkpoint", "operation"
+_PATIENCE = 20
 
 
 class _NothingToDo(Exception):
@@ -48,14 +49,16 @@ class Operator:
         self, kind: str, plan: Callable[[Scene], Effect | None], *, deleted: bool = False
     ) -> Operation:
         """Plan on the session as it is, and commit if it still is; else plan again."""
+        tries = 0
         while True:
+            tries += 1
             with self._writer.store.backend.reader() as reader:
                 scene = self._scene(reader, deleted=deleted)
                 effect = plan(scene)
                 if effect is None:
                     raise _NothingToDo
                 done = self._draft(scene, kind, effect)
-            if self._commit(done, scene, effect):
+            if self._commit(done, scene, effect, tries):
                 return done
 
     def _draft(self, scene: Scene, kind: str, effect: Effect) -> Operation:
@@ -67,7 +70,7 @@ class Operator:
             details["order"] = self._writer.store.backend.reserve("session", 1)
         return Operation(self._writer.name, scene.next, kind, time.time_ns() // 1000, details)
 
-    def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
+    def _commit(self, done: Operation, scene: Scene, effect: Effect, tries: int) -> bool:
         """False if the session is not as it was when this was planned."""
         head = scene.head._replace(operations=scene.next)
         tip = effect.tip
@@ -76,7 +79,10 @@ class Operator:
             head = head._replace(seq=effect.head, parent=near)
         try:
             row = self._writer.operation(scene.number, scene.row, head, done, **effect.notes)
-        except (Moved, Gone):
+        except Moved:
+            return False
+        except Gone:
+            _bear(tries)
             return False
         if effect.head is not None:  # nothing is read for it, as that could fail
             name, _ = effect.notes.get("rename", (self._writer.raw_name, b""))
@@ -139,7 +145,9 @@ class Operator:
 
     def prune(self, rule: Retention, *, dry_run: bool = False, automatic: bool = False) -> Plan:
         """Delete what a rule does not keep. An automatic run is not in the log: undo() skips it."""
+        tries = 0
         while True:
+            tries += 1
             with self._writer.store.backend.reader() as reader:
                 scene = self._scene(reader)
                 plan = retaining.plan(reader, scene.number, self._writer.name, scene.head, rule)
@@ -149,10 +157,14 @@ class Operator:
                 done = self._draft(scene, "prune" if plan.whole is None else "delete", effect)
             if automatic and plan.whole is None:
                 change = Change(scene.number, scene.row, scene.row, notes=Notes(**effect.notes))
-                with suppress(Moved, Gone):
+                try:
                     self._writer.store.backend.commit(change)
                     return plan
-            elif self._commit(done, scene, effect):
+                except Moved:
+                    continue
+                except Gone:
+                    _bear(tries)
+            elif self._commit(done, scene, effect, tries):
                 return plan
 
     def carry_out(self, plan: Plan, rule: Retention) -> None:
@@ -213,6 +225,12 @@ class Operator:
             return effect
 
         return self.run("redo", plan, deleted=True)
+
+
+def _bear(tries: int) -> None:
+    """What was there when this was planned was deleted when it was written: once, or each time?"""
+    if tries >= _PATIENCE:
+        raise CheckpointNotFound("a checkpoint that this builds on was deleted meanwhile")
 
 
 def _carry_out(scene: Scene, plan: Plan) -> Effect:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Backend, Reader, Sweep
 
 _PAGE = 500
+_PATIENCE = 20
 
 
 class Repaired(NamedTuple):
@@ -43,12 +44,17 @@ def repair(backend: Backend) -> list[Repaired]:
     backend.reindex()
     out = []
     for number in list(_numbers(backend)):
+        tries = 0
         while True:
             try:
                 done = _session(backend, number)
                 break
-            except (Moved, Gone):
+            except Moved:
                 continue
+            except Gone:
+                tries += 1
+                if tries > _PATIENCE:
+                    raise Corrupt("what is deleted cannot be told from what is not") from None
         if done is not None:
             out.append(done)
     return out
