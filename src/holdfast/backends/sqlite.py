@@ -257,7 +257,8 @@ class SqliteBackend(Backend):
                 progress(done, done + after)
             if after >= left:
                 break
-        self._checkpointer.empty()
+        with files.translated(self.path):
+            self._checkpointer.empty()
 
     def reindex(self) -> None:
         with self._transaction() as connection:
