@@ -75,7 +75,8 @@ class _Freeing:
 
     def __init__(self, backend: Backend, tell: Progress) -> None:
         self._backend, self._tell = backend, tell
-        self._checkpoints = self._sessions = self._held = 0
+        self._checkpoints = self._sessions = 0
+        self._held: dict[int, int] = {}  # by session, which may be looked at again
         self._sweeps: list[Sweep] = []
         self._moved: list[int] = []
 
@@ -91,7 +92,7 @@ class _Freeing:
             if not wanted:
                 break
         self._tell("checkpoints", total, total)
-        return Collected(self._checkpoints, self._sessions, 0, self._held)
+        return Collected(self._checkpoints, self._sessions, 0, sum(self._held.values()))
 
     def _wanted(self) -> set[int]:
         """Sessions with something to free."""
@@ -117,7 +118,7 @@ class _Freeing:
                 _log.warning("nothing of session %d is freed: %s", session, e.message)
                 return
             if not tree.due and tree.remove is None:
-                self._held += tree.held
+                self._held[session] = tree.held
                 return
             self._sweeps.append(tree.sweep(reader))
         while tree.due:  # more than one write should free
@@ -126,7 +127,7 @@ class _Freeing:
                 return
             with self._backend.reader() as reader:
                 self._sweeps.append(tree.sweep(reader))
-        self._held += tree.held
+        self._held[session] = tree.held
         count = sum([len(s.checkpoints) for s in self._sweeps])
         if count >= freeing.BATCH or len(self._sweeps) >= _MOST:
             self._flush()

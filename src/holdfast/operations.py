@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast import clock, lineage
@@ -49,17 +50,19 @@ class Operator:
         self, kind: str, plan: Callable[[Scene], Effect | None], *, deleted: bool = False
     ) -> Operation:
         """Plan on the session as it is, and commit if it still is; else plan again."""
-        tries = 0
+        gone = 0
         while True:
-            tries += 1
             with self._writer.store.backend.reader() as reader:
                 scene = self._scene(reader, deleted=deleted)
                 effect = plan(scene)
                 if effect is None:
                     raise _NothingToDo
                 done = self._draft(scene, kind, effect)
-            if self._commit(done, scene, effect, tries):
-                return done
+            try:
+                if self._commit(done, scene, effect):
+                    return done
+            except Gone:
+                gone = _bear(gone)
 
     def _draft(self, scene: Scene, kind: str, effect: Effect) -> Operation:
         """What will be logged."""
@@ -70,7 +73,7 @@ class Operator:
             details["order"] = self._writer.store.backend.reserve("session", 1)
         return Operation(self._writer.name, scene.next, kind, time.time_ns() // 1000, details)
 
-    def _commit(self, done: Operation, scene: Scene, effect: Effect, tries: int) -> bool:
+    def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
         """False if the session is not as it was when this was planned."""
         head = scene.head._replace(operations=scene.next)
         tip = effect.tip
@@ -80,9 +83,6 @@ class Operator:
         try:
             row = self._writer.operation(scene.number, scene.row, head, done, **effect.notes)
         except Moved:
-            return False
-        except Gone:
-            _bear(tries)
             return False
         if effect.head is not None:  # nothing is read for it, as that could fail
             name, _ = effect.notes.get("rename", (self._writer.raw_name, b""))
@@ -145,9 +145,8 @@ class Operator:
 
     def prune(self, rule: Retention, *, dry_run: bool = False, automatic: bool = False) -> Plan:
         """Delete what a rule does not keep. An automatic run is not in the log: undo() skips it."""
-        tries = 0
+        gone = 0
         while True:
-            tries += 1
             with self._writer.store.backend.reader() as reader:
                 scene = self._scene(reader)
                 plan = retaining.plan(reader, scene.number, self._writer.name, scene.head, rule)
@@ -157,15 +156,21 @@ class Operator:
                 done = self._draft(scene, "prune" if plan.whole is None else "delete", effect)
             if automatic and plan.whole is None:
                 change = Change(scene.number, scene.row, scene.row, notes=Notes(**effect.notes))
-                try:
-                    self._writer.store.backend.commit(change)
+                commit = partial(self._automatic, change)
+            else:
+                commit = partial(self._commit, done, scene, effect)
+            try:
+                if commit():
                     return plan
-                except Moved:
-                    continue
-                except Gone:
-                    _bear(tries)
-            elif self._commit(done, scene, effect, tries):
-                return plan
+            except Gone:
+                gone = _bear(gone)
+
+    def _automatic(self, change: Change) -> bool:
+        try:
+            self._writer.store.backend.commit(change)
+        except Moved:
+            return False
+        return True
 
     def carry_out(self, plan: Plan, rule: Retention) -> None:
         """Delete what a plan says, but for what has gone or is protected by now."""
@@ -227,10 +232,11 @@ class Operator:
         return self.run("redo", plan, deleted=True)
 
 
-def _bear(tries: int) -> None:
-    """What was there when this was planned was deleted when it was written: once, or each time?"""
-    if tries >= _PATIENCE:
+def _bear(gone: int) -> int:
+    """What was there when this was planned was deleted when it was written: count how often."""
+    if gone >= _PATIENCE:
         raise CheckpointNotFound("a checkpoint that this builds on was deleted meanwhile")
+    return gone + 1
 
 
 def _carry_out(scene: Scene, plan: Plan) -> Effect:
