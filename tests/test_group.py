@@ -141,17 +141,20 @@ def test_one_that_waits_is_interrupted(
     group, begin, first = backend._group, Member.__init__, list[Member]()
 
     class Interrupting:
+        def __init__(self) -> None:
+            self.called = threading.Event()
+
         def acquire(self, timeout: float) -> bool:
             if woken:
-                until(lambda: first[0] not in group._waiting)
+                assert self.called.wait(20)
             raise Interrupt
 
         def release(self) -> None:
-            return
+            self.called.set()
 
     def interrupted(self: Member, change: Any) -> None:
         begin(self, change)
-        if not first:
+        if not first and group.lock.locked():
             first.append(self)
             self.wake = Interrupting()  # type: ignore[assignment]
 
@@ -193,3 +196,45 @@ def test_many_groups_with_many_interruptions() -> None:
         assert not thread.is_alive()
     assert len(written) == len(set(written))
     assert set(told) <= set(written)
+
+
+@pytest.mark.parametrize("overtaking", [False, True])
+def test_those_who_wait_are_written_together(
+    sqlite: Home, overtaking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is waited for once for many: far fewer times than there are saves."""
+    backend, saves, commits = sqlite.store.backend, 10, list[int]()
+    assert isinstance(backend, SqliteBackend)
+    write_many = backend._write_many
+
+    def write(members: list[Member]) -> None:
+        commits.append(len(members))
+        time.sleep(0.003)
+        write_many(members)
+
+    def commit(change: Any) -> None:
+        if backend._group.lock.locked():
+            join(change)
+        else:
+            with backend._group.lock:  # the mutant: whoever waits for the lock writes alone
+                write([Member(change)])
+            backend._group.wake()
+
+    join = backend._group.join
+    sessions = [sqlite.filled(1, f"s{n}") for n in range(16)]
+    monkeypatch.setattr(backend._group, "_write", write)
+    if overtaking:
+        monkeypatch.setattr(backend, "commit", commit)
+
+    def work(session: holdfast.Session) -> None:
+        for n in range(saves):
+            session.save({"n": n})
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert sum(commits) == 16 * saves
+    assert (len(commits) <= 4 * saves) is not overtaking

@@ -64,7 +64,7 @@ class Group:
         """After the lock was let go: the turn is the first one's who waits."""
         if self._waiting:
             with suppress(IndexError):
-                self._waiting.popleft().call()
+                self._waiting[0].call()
 
     def join(self, change: Change) -> None:
         """Wait until the change is written, by another or by ourselves."""
@@ -72,9 +72,9 @@ class Group:
         self._waiting.append(member)
         try:
             while not member.done:
-                if self.lock.locked() and not member.wake.acquire(timeout=_PATIENCE):
-                    continue
-                if not member.done:
+                if self.lock.locked():  # not ours to wait for: we might be done long before
+                    member.wake.acquire(timeout=_PATIENCE)
+                else:
                     self._lead(member)
         except BaseException:
             with suppress(ValueError):

@@ -173,15 +173,7 @@ class SqliteBackend(Backend):
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        group = self._group
-        if group.lock.locked():
-            group.join(change)
-            return
-        try:
-            with group.lock:
-                self._write_one(change)
-        finally:
-            group.wake()
+        self._group.join(change)
 
     def _write_one(self, change: Change) -> None:
         try:
