@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import holdfast
@@ -446,3 +447,32 @@ def test_a_damaged_table_of_names_is_told_of(sqlite: Home) -> None:
     sqlite.store.repair()
     assert sqlite.store.verify().ok
     assert sqlite.session().load()["i"] == 1
+
+
+def test_an_id_whose_type_is_damaged(sqlite: Home) -> None:
+    """As when a page is cut off: SQLite then hands out NULL where there can be none."""
+    sqlite.filled(3, tags=["t"])
+    schema = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'checkpoints'"
+    for change in (("id BLOB NOT NULL", "id BLOB"), ("id BLOB", "id BLOB NOT NULL")):
+        connection = apsw.Connection(str(sqlite.path))
+        connection.pragma("writable_schema", True)
+        connection.execute(schema, change)
+        connection.close()
+        if change[1] == "id BLOB":
+            sqlite._sql("UPDATE checkpoints SET id = NULL WHERE pos & 3 = 2")
+    session = sqlite.reopened().session("s")
+    report = sqlite.store.verify(read_data=True)
+    assert any("checkpoint 2" in str(problem) for problem in report.problems)
+    assert [c.seq for c in session.tree() if c.damaged is None] == [1, 3]
+    assert session.load()["i"] == 2
+
+
+def test_the_name_of_a_table_is_damaged_in_type(sqlite: Home) -> None:
+    sqlite.filled(1)
+    sqlite.close()
+    connection = apsw.Connection(str(sqlite.path))
+    connection.pragma("writable_schema", True)
+    connection.execute("UPDATE sqlite_schema SET name = CAST(name AS BLOB) WHERE name = 'forks'")
+    connection.close()
+    with pytest.raises(holdfast.Corrupt, match="forks"):
+        sqlite.reopened()

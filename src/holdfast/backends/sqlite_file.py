@@ -258,8 +258,8 @@ def check_schema(connection: apsw.Connection, path: Path) -> int:
             connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
         )
         if found != SCHEMA:
-            wrong = sorted(set(found.items()) ^ set(SCHEMA.items()))
-            raise Corrupt(f"the store {path} has lost or changed its table {wrong[0][0]!r}")
+            wrong = min(repr(name) for name, _ in found.items() ^ SCHEMA.items())
+            raise Corrupt(f"the store {path} has lost or changed its table {wrong}")
         if connection.pragma("journal_mode") != "wal":
             raise Corrupt(f"the store {path} has lost its journal mode")
     return version

@@ -33,6 +33,11 @@ def _check_order(keys: list[Any]) -> None:
     raise Corrupt("a table is damaged: its keys are out of order")
 
 
+def _as_id(id: Any) -> bytes:
+    """A column whose type is damaged is no id; the row's digest then tells so."""
+    return id if type(id) is bytes else b""
+
+
 _COUNTED = ("items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps")
 
 
@@ -86,7 +91,7 @@ class SqliteReader(Reader):
         found: tuple[bytes, bytes] | None = self._one(
             "SELECT id, body FROM checkpoints WHERE pos = ?", position(session, seq)
         )
-        return found
+        return found and (_as_id(found[0]), found[1])
 
     def checkpoints(
         self, session: int, low: int, high: int, limit: int
@@ -99,7 +104,7 @@ class SqliteReader(Reader):
             limit,
         )
         _check_order([low - 1, *[seq for seq, _, _ in rows], high + 1])
-        return rows
+        return [(seq, _as_id(id), body) for seq, id, body in rows]
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
         rows = self._all(
