@@ -101,10 +101,10 @@ def _home(kind: str, folder: Path) -> "Iterator[Home]":
 
     home = Home(kind, folder)
     yield home
-    home.close()
+    home.give_back()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "files", "postgres"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Home]":
     """A store of each kind, and ways to spoil it."""
     with _home(request.param, tmp_path) as home:

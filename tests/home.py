@@ -1,7 +1,7 @@
-"""A store in memory or in a file, and ways to damage it behind its back."""
+"""A store in memory, in a file or on a server, and ways to damage it behind its back."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,13 @@ import apsw
 import pytest
 
 import holdfast
+from holdfast.backends.files import FilesBackend
+from holdfast.backends.files_reader import record_path
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.errors import Unavailable
+from tests import filestore, postgres
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 8
 
@@ -20,18 +24,43 @@ class Home:
     def __init__(self, kind: str, folder: Path) -> None:
         self.folder = folder / "home"
         self.folder.mkdir(parents=True)
-        self.durable = kind == "sqlite"
+        self.kind, self.durable = kind, kind != "memory"
+        self._rented = ExitStack()
+        if kind == "postgres":
+            self.schema = self._rented.enter_context(postgres.schema())
         self._opened: list[holdfast.Store] = []
         self.store = self._open()
 
     def _open(self) -> holdfast.Store:
-        url = self.path if self.durable else "memory:"
-        self._opened.append(holdfast.open(url, durability="normal"))
+        self._opened.append(holdfast.open(self.url, durability="normal", **self.options))
         return self._opened[-1]
 
     @property
+    def url(self) -> Any:
+        if self.kind == "postgres":
+            return postgres.server_url()
+        if self.kind == "files":
+            return f"files:{self.path}"
+        return self.path if self.durable else "memory:"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"create": True, "schema": self.schema} if self.kind == "postgres" else {}
+
+    def size(self) -> int:
+        """What the store takes up, in bytes."""
+        if self.kind == "sqlite":
+            return self.path.stat().st_size
+        if self.kind == "postgres":
+            return postgres.size(self.schema)
+        if self.kind == "files":
+            return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+        with self.store.backend.reader() as reader:
+            return sum(size for _, size in reader.sizes().values())
+
+    @property
     def path(self) -> Path:
-        return self.folder / "store.db"
+        return self.folder / ("store" if self.kind == "files" else "store.db")
 
     def another(self) -> holdfast.Store:
         """As another process would open it; the same one if it is in memory."""
@@ -47,6 +76,11 @@ class Home:
         while self._opened:
             self._opened.pop().close()
 
+    def give_back(self) -> None:
+        """At the end of a test."""
+        self.close()
+        self._rented.close()
+
     def session(self, name: str = "s") -> holdfast.Session:
         return self.store.session(name)
 
@@ -59,6 +93,11 @@ class Home:
     # -- damage --------------------------------------------------------------------------------
 
     def _sql(self, sql: str, *bindings: Any) -> None:
+        if self.kind == "postgres":
+            with postgres.admin(search=self.schema) as link:
+                done = link.execute(sql.replace("?", "%s").encode(), bindings)
+                assert done.rowcount > 0, "nothing was damaged"
+            return
         connection = apsw.Connection(str(self.path))
         connection.execute(sql, bindings)
         assert connection.changes() > 0, "nothing was damaged"
@@ -78,6 +117,13 @@ class Home:
             id, _ = held.pop(seq)
             if body is not None:
                 held[seq] = (id, body)
+        elif isinstance(self.store.backend, FilesBackend):
+            path = record_path(filestore.folder(self.store.backend, number), seq)
+            assert path.exists()
+            if body is None:
+                path.unlink()
+            else:
+                path.write_bytes(body)
         elif body is None:
             self._sql("DELETE FROM checkpoints WHERE pos = ?", number << 32 | seq)
         else:
@@ -89,6 +135,8 @@ class Home:
             del self.store.backend._heads[number]
             if body is not None:
                 self.store.backend._heads[number] = body
+        elif isinstance(self.store.backend, FilesBackend):
+            filestore.spoil_head(self.store.backend, number, missing=body is None)
         elif body is None:
             self._sql("DELETE FROM heads WHERE session = ?", number)
         else:
@@ -98,6 +146,8 @@ class Home:
         number = self._number(name)
         if isinstance(self.store.backend, MemoryBackend):
             self.store.backend._sessions[name.encode()] = (number, b"torn")
+        elif isinstance(self.store.backend, FilesBackend):
+            filestore.edit_log(self.store.backend, number, _torn_session)
         else:
             self._sql("UPDATE sessions SET body = ? WHERE num = ?", b"torn", number)
 
@@ -107,6 +157,8 @@ class Home:
             held = self.store.backend._sessions
             held[b"\xff"] = held.pop(name.encode())
             self.store.backend._names[number] = b"\xff"
+        elif isinstance(self.store.backend, FilesBackend):
+            filestore.edit_log(self.store.backend, number, _torn_name)
         else:
             self._sql("UPDATE sessions SET name = ? WHERE num = ?", b"\xff", number)
 
@@ -115,6 +167,12 @@ class Home:
         if isinstance(self.store.backend, MemoryBackend):
             held = self.store.backend._marks[number]
             held.update({mark: b"torn" for mark in held if mark[0] == seq})
+        elif isinstance(self.store.backend, FilesBackend):
+            filestore.edit_log(
+                self.store.backend,
+                number,
+                lambda entry: filestore.replace_in(entry, "marks", 3, lambda m: m[0] == seq),
+            )
         else:
             self._sql("UPDATE marks SET body = ? WHERE pos = ?", b"torn", number << 32 | seq)
 
@@ -123,6 +181,8 @@ class Home:
             stream = max(self.store.backend._streams)
             held = self.store.backend._streams[stream]
             held[max(held)] = b"torn"
+        elif isinstance(self.store.backend, FilesBackend):
+            filestore.tear_newest_item(self.store.backend)
         else:
             self._sql("UPDATE items SET body = ? WHERE pos = (SELECT max(pos) FROM items)", b"torn")
 
@@ -141,10 +201,27 @@ class Home:
                 yield
             finally:
                 writer.execute("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
+        elif isinstance(backend, PostgresBackend):
+            with postgres.failing(self.schema, table):
+                yield
+        elif isinstance(backend, FilesBackend):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend._home, "log", fail)
+                yield
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backend, "_apply", fail)
                 yield
+
+
+def _torn_session(entry: dict[str, Any]) -> None:
+    if "create" in entry:
+        entry["create"][2] = filestore.TORN
+
+
+def _torn_name(entry: dict[str, Any]) -> None:
+    if "create" in entry:
+        entry["create"][1] = {"$bytes": "/w=="}
 
 
 def fail(*args: Any) -> Any:
@@ -153,5 +230,8 @@ def fail(*args: Any) -> Any:
 
 def strangers(home: Home) -> list[Path]:
     """What lies around the store but is none of its files."""
+    if home.kind == "files":
+        own = {home.folder, home.path, *home.path.rglob("*")}
+        return sorted(set(home.folder.parent.rglob("*")) - own)
     own = {home.folder, *(Path(f"{home.path}{suffix}") for suffix in ("", "-wal", "-shm"))}
     return sorted(set(home.folder.parent.rglob("*")) - own)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 import holdfast
+from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.testing import BackendContract, StoreContract
+from tests import postgres
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from holdfast.backends.base import Backend
@@ -37,3 +43,32 @@ class TestMemoryStore(StoreContract):
 class TestSqliteStore(StoreContract):
     def open_store(self, folder: Path) -> holdfast.Store:
         return holdfast.open(folder / "store.db")
+
+
+class TestFilesBackend(BackendContract):
+    def make_backend(self, folder: Path) -> Backend:
+        return FilesBackend(folder / "store")
+
+
+class TestFilesStore(StoreContract):
+    def open_store(self, folder: Path) -> holdfast.Store:
+        return holdfast.open(f"files:{folder / 'store'}")
+
+
+class InPostgres:
+    """Each test has a schema of its own."""
+
+    @pytest.fixture(autouse=True)
+    def in_a_schema(self) -> Iterator[None]:
+        with postgres.schema() as self.schema:
+            yield
+
+
+class TestPostgresBackend(InPostgres, BackendContract):
+    def make_backend(self, folder: Path) -> Backend:
+        return PostgresBackend(postgres.server_url(), create=True, schema=self.schema)
+
+
+class TestPostgresStore(InPostgres, StoreContract):
+    def open_store(self, folder: Path) -> holdfast.Store:
+        return holdfast.open(postgres.server_url(), create=True, schema=self.schema)

@@ -74,7 +74,7 @@ def watched(calls: Sequence[str]) -> list[tuple[str, int]]:
 
 def test_bombs_are_refused_before_they_go_off():
     id = bytes(15)
-    at = records._address(1, 1, id)
+    at = records.checkpoint_address(1, 1, id)
     frames = [bomb(1 << 30), bomb((1 << 30) + (1 << 17)), bomb(1 << 29)]
     frames.append(frames[2][:6] + (1 << 60).to_bytes(8, "little") + frames[2][14:])  # a big lie
     frames.append(frames[2][:6] + (1 << 20).to_bytes(8, "little") + frames[2][14:])  # a small one
@@ -170,7 +170,7 @@ def saved_record(session: holdfast.Session) -> tuple[int, bytes, list[Any]]:
     assert number is not None
     seq = len(session)
     id, body = backend._checkpoints[number][seq]
-    at = records._address(number, seq, id)
+    at = records.checkpoint_address(number, seq, id)
     return number, id, ormsgpack.unpackb(rows.unseal(rows.CHECKPOINT, at, body, "record")[1])
 
 
@@ -183,7 +183,7 @@ def plant(root: bytes, streams: dict[int, list[bytes]], size: int = 1000) -> Any
     backend: Any = store.backend
     number, id, fields = saved_record(session)
     fields[SIZE], fields[ROOT] = size, root
-    body = row(rows.CHECKPOINT, records._address(number, 2, id), ormsgpack.packb(fields))
+    body = row(rows.CHECKPOINT, records.checkpoint_address(number, 2, id), ormsgpack.packb(fields))
     backend._checkpoints[number][2] = (id, body)
     for stream, items in streams.items():
         sealed = rows.seal_items(stream << STREAM_BITS, items, refs=True, level=rows.PLAIN)
@@ -400,8 +400,8 @@ def test_an_encrypted_row_is_refused_and_nothing_else():
     store.session("neighbour").save({"fine": 1})
     held = store.backend._checkpoints[session._writer.number]
     id, _ = held[2]
-    held[2] = (id, row(rows.CHECKPOINT, records._address(session._writer.number, 2, id), b"secret",
-                       rows.ENCRYPTED))  # fmt: skip
+    at = records.checkpoint_address(session._writer.number, 2, id)
+    held[2] = (id, row(rows.CHECKPOINT, at, b"secret", rows.ENCRYPTED))
     assert [info.name for info in store.sessions()] == ["neighbour", "s"]
     assert store.session("neighbour").load() == {"fine": 1}
     assert [c.seq for c in session.tree()] == [1, 2]
@@ -446,7 +446,7 @@ def test_any_record_is_sound_or_corrupt(of_record, of_metadata, length):
     for at, value in of_record.items():
         fields[at] = value
     id = bytes(15)
-    body = row(rows.CHECKPOINT, records._address(1, 1, id), ormsgpack.packb(fields))
+    body = row(rows.CHECKPOINT, records.checkpoint_address(1, 1, id), ormsgpack.packb(fields))
     found = only_ours(records.unseal_checkpoint, 1, 1, id, body)
     if found is None:
         return

@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention, freeing
-from holdfast.backends import sqlite_file
+from holdfast.backends import disk
 from holdfast.backends.base import Sweep
 from holdfast.codec import records
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
@@ -215,14 +215,14 @@ def test_a_folder_that_cannot_be_synced(
 ) -> None:
     """Unavailable is raised, but the copy is there."""
     sqlite.filled(3)
-    sync = sqlite_file.sync
+    sync = disk.sync
 
     def fail(path: Path) -> None:
         if path == tmp_path:
             raise OSError("injected")
         sync(path)
 
-    monkeypatch.setattr(sqlite_file, "sync", fail)
+    monkeypatch.setattr(disk, "sync", fail)
     with pytest.raises(Unavailable):
         sqlite.store.backup(tmp_path / "copy.db")
     assert strangers(sqlite) == []

@@ -6,12 +6,14 @@ reopened at any time, and sometimes another process does the writing.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import multiprocessing
 import random
 import shutil
 import tempfile
+import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +32,7 @@ from hypothesis.stateful import (
 
 import holdfast
 from holdfast.codec import values, wire
+from tests import postgres
 from tests.test_layout import message, mutate, thing
 
 SEEDS = st.integers(0, 2**32)
@@ -69,6 +72,9 @@ class StoreMachine(RuleBasedStateMachine):
     processes: ClassVar[bool] = False
     cache_bytes: ClassVar[int] = 64 << 20
     store: holdfast.Store
+
+    def url(self) -> str:
+        return str(self.folder / "store.db")
 
     def open(self) -> holdfast.Store:
         raise NotImplementedError
@@ -237,9 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         item = message(random.Random(seed), 1)
         context = multiprocessing.get_context("fork")
-        child = context.Process(
-            target=save_elsewhere, args=(str(self.folder / "store.db"), "a", json.dumps(item))
-        )
+        child = context.Process(target=save_elsewhere, args=(self.url(), "a", json.dumps(item)))
         child.start()
         child.join()
         assert child.exitcode == 0
@@ -295,7 +299,29 @@ class ColdSqliteMachine(SqliteMachine):
     cache_bytes = 0
 
 
-@pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine])
+class PostgresMachine(StoreMachine):
+    processes = True
+
+    @initialize()
+    def begin(self) -> None:
+        self.rented = contextlib.ExitStack()
+        self.schema = self.rented.enter_context(postgres.schema())
+        super().begin()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.rented.close()
+
+    def url(self) -> str:
+        return f"{postgres.server_url()}?schema={urllib.parse.quote(self.schema)}"
+
+    def open(self) -> holdfast.Store:
+        return holdfast.open(self.url(), create=True, durability="normal")
+
+
+@pytest.mark.parametrize(
+    "machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine, PostgresMachine]
+)
 def test_store_equals_model(machine: type[StoreMachine], rounds: Any) -> None:
     examples = rounds(60, torture=2_000)
     run_state_machine_as_test(

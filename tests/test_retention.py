@@ -542,15 +542,8 @@ def kept_small(home: Home, saves: int, rule: Retention) -> tuple[int, int, int]:
         session.save({"i": i, "raw": random.Random(i).randbytes(1_500)})
         if i % 20 == 19:
             counts.append(len(session))
-            sizes.append(_size(home))
+            sizes.append(home.size())
     return max(counts), max(sizes), sizes[-1]
-
-
-def _size(home: Home) -> int:
-    if home.durable:
-        return home.path.stat().st_size
-    with home.store.backend.reader() as reader:
-        return sum(size for _, size in reader.sizes().values())
 
 
 def test_automatic_retention_bounds_the_store(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,7 +567,7 @@ def test_without_retention_it_grows(home: Home) -> None:
     for i in range(400):
         session.save({"i": i, "raw": random.Random(i).randbytes(1_500)})
     assert len(session) == 400
-    assert _size(home) > 500_000
+    assert home.size() > 500_000
 
 
 def test_retention_is_given_at_open(tmp_path: Path) -> None:

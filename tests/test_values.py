@@ -118,7 +118,7 @@ def test_the_codec_gives_back_what_it_got(value):
 @given(VALUES)
 def test_both_ways_of_encoding_agree(value):
     """The fast path and the exact walk must be one encoding: hashes depend on it."""
-    walked = values._packb(values._walk(value, "state", 0), None, values._PACK)
+    walked = values._packb(values._walk(value, "state", 0), None, values.PACK)
     assert walked == values.encode(value)
 
 

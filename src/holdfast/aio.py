@@ -64,6 +64,8 @@ def aopen(
     cache_bytes: int = 64 << 20,
     timeout: float = 30.0,
     retention: Retention | None = None,
+    schema: str | None = None,
+    pool_size: int | None = None,
     workers: int = 32,
 ) -> Opening:
     """Open a store for asyncio: `async with aopen(…) as store`, or `store = await aopen(…)`.
@@ -74,7 +76,8 @@ def aopen(
         raise InvalidRequest(f"workers must be a number from 1 on, not {workers!r}")
     make = functools.partial(
         open_store, url, create=create, read_only=read_only, durability=durability,
-        cache_bytes=cache_bytes, timeout=timeout, retention=retention,
+        cache_bytes=cache_bytes, timeout=timeout, retention=retention, schema=schema,
+        pool_size=pool_size,
     )  # fmt: skip
     return Opening(make, workers)
 

@@ -18,6 +18,8 @@ CHARS = 24
 _EPOCH_MS = 1_577_836_800_000
 _RANDOM_BITS = 75
 _VALUES = {c: i for i, c in enumerate(ALPHABET)}
+_TO_DIGITS = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")  # those of int(…, 32)
+_DIGITS = set(ALPHABET) | set(ALPHABET.upper())
 _PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
 
 # Our own generator: user code may seed the global one, and a forked child must not repeat its
@@ -52,8 +54,9 @@ def to_text(raw: bytes) -> str:
 
 def from_text(text: str) -> bytes | None:
     """The bytes of a full id, or None if `text` is not one."""
-    found = prefix_range(text) if len(text) == CHARS else None
-    return found[0] if found else None
+    if len(text) != CHARS or not set(text) <= _DIGITS:
+        return None
+    return int(text.lower().translate(_TO_DIGITS), 32).to_bytes(BYTES, "big")
 
 
 def prefix_range(text: str) -> tuple[bytes, bytes] | None:

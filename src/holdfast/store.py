@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import weakref
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast import lineage
+from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.cache import Images
@@ -54,13 +56,17 @@ def open(
     cache_bytes: int = 64 << 20,
     timeout: float = 30.0,
     retention: Retention | None = None,
+    schema: str | None = None,
+    pool_size: int | None = None,
 ) -> Store:
-    """Open a store: a path (SQLite) or "memory:".
+    """Open a store: a path (SQLite), "files:folder", "postgresql://…" or "memory:".
 
     `create=False` refuses to make a missing one. With durability="full" a checkpoint is on the disk
     when save() returns; "normal" survives a crash of the process, but a power loss may take the
     newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds. With
     `retention` sessions are pruned as they are saved to, and a thread frees what that leaves.
+    PostgreSQL alone knows `schema` ("holdfast") and `pool_size` (8 connections), and wants
+    create=True to make a store.
     """
     _check_own(retention)
     if durability not in ("full", "normal"):
@@ -68,20 +74,45 @@ def open(
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidRequest(f"not a store's address: {url!r}")
+    scheme, _, rest = text.partition(":")
+    options: dict[str, Any] = {
+        "create": create,
+        "read_only": read_only,
+        "durability": durability,
+        "timeout": timeout,
+    }
+    backend: Backend
+    if scheme in ("postgres", "postgresql"):
+        backend = _postgres(
+            text, schema=schema, pool_size=8 if pool_size is None else pool_size, **options
+        )
+        return Store(backend, cache_bytes=cache_bytes, retention=retention)
+    if schema is not None or pool_size is not None:
+        raise InvalidRequest("schema and pool_size are for PostgreSQL")
     if text == "memory:":
         if create is False or read_only:
             raise InvalidRequest("a memory: store is always new and empty")
-        return Store(MemoryBackend(), cache_bytes=cache_bytes, retention=retention)
-    scheme = text.split(":", 1)[0] if ":" in text else ""
-    if scheme in ("files", "postgres", "postgresql"):
-        raise InvalidRequest(f"this version has no backend for {scheme}: stores")
-    path = Path(text.removeprefix("sqlite:"))
-    if path.is_dir():
-        raise InvalidRequest(f"{path} is a folder", hint="give the path of a file")
-    backend = SqliteBackend(
-        path, create=create, read_only=read_only, durability=durability, timeout=timeout
-    )
+        backend = MemoryBackend()
+    elif scheme == "files":
+        backend = FilesBackend(Path(rest), **options)
+    else:
+        path = Path(text.removeprefix("sqlite:"))
+        if path.is_dir():
+            raise InvalidRequest(
+                f"{path} is a folder", hint="give the path of a file, or files:folder"
+            )
+        backend = SqliteBackend(path, **options)
     return Store(backend, cache_bytes=cache_bytes, retention=retention)
+
+
+def _postgres(url: str, **options: Any) -> Backend:
+    try:
+        from holdfast.backends.postgres import PostgresBackend
+    except ImportError as e:
+        raise InvalidRequest(
+            f"PostgreSQL needs a driver: {e}", hint="pip install 'holdfast[postgres]'"
+        ) from e
+    return PostgresBackend(url, **options)
 
 
 def _check_own(rule: Retention | None) -> None:
@@ -292,8 +323,9 @@ class Store:
         """
         target = Path(os.fspath(path))
         self.backend.backup(target)
+        kind = "files:" if self.backend.name == "files" else ""
         try:
-            with open(target, read_only=True) as copy:
+            with open(f"{kind}{target}", read_only=True) as copy:
                 report = copy.verify(read_data=True)
             if not report.ok:
                 known = self.verify(read_data=True).problems
@@ -301,7 +333,10 @@ class Store:
                     if problem not in known:
                         raise Corrupt(f"the backup does not verify: {problem}", hint="try again")
         except BaseException:
-            target.unlink(missing_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
             raise
         finally:  # what reading it has left beside it, where nothing was
             for suffix in ("-wal", "-shm"):

@@ -64,7 +64,7 @@ class Watcher:
             elif patience is not None and now - quiet_since >= patience:
                 return
             else:
-                time.sleep(interval)
+                self._backend.wait(interval)
 
     def _sessions(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
         if self._name is not None:

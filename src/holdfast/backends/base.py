@@ -7,6 +7,7 @@ write. Everything else (forks, rewinds, verification, diffs) is written once, ab
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -267,6 +268,10 @@ class Backend(Protocol):
     def version(self) -> object:
         """Something that changes whenever anybody commits. Cheap: made to be asked often."""
         ...
+
+    def wait(self, seconds: float) -> None:
+        """Return when somebody may have committed, or after so long."""
+        time.sleep(seconds)
 
     def backup(self, path: Path) -> None:
         """A copy as of one moment, durable when this returns, while others go on writing."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
 
+from holdfast.backends import disk
 from holdfast.backends import sqlite_file as files
 from holdfast.backends import sqlite_writer as writer
 from holdfast.backends.base import Backend, Change, Reader
@@ -75,7 +76,7 @@ class SqliteBackend(Backend):
 
     def _open(self) -> None:
         """Open the first connection, check the schema, and make the WAL's name durable."""
-        files.refuse_network(self.path.parent)
+        disk.refuse_network(self.path.parent)
         connection = self._connect()
         try:
             if files.check_schema(connection, self.path) < files.FORMAT:
@@ -87,7 +88,7 @@ class SqliteBackend(Backend):
                 files.migrate(connection)
             if not self.read_only:
                 try:
-                    files.sync(self.path.parent)
+                    disk.sync(self.path.parent)
                 except OSError as e:
                     raise Unavailable(f"cannot sync the folder of {self.path}: {e}") from e
         except BaseException:

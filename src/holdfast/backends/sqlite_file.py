@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import secrets
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from holdfast.backends import disk
 from holdfast.codec.records import SPACES, seal_counter
 from holdfast.errors import (
     Corrupt,
@@ -23,9 +23,6 @@ from holdfast.errors import (
     Unavailable,
     UnsupportedFormat,
 )
-
-if sys.platform == "darwin":
-    import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +66,6 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {}
 
 # All before it can lose acknowledged commits when connections write and reset the WAL together.
 _OLDEST_SQLITE = (3, 51, 3)
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
 _BACK_OFF = (50e-6, 600e-6)
 
 
@@ -148,14 +144,14 @@ def _patience(timeout: float) -> Callable[[int], bool]:
 
 def create(path: Path, *, durability: str) -> None:
     """A new store at `path`, complete and durable when it appears; or leave one that is there."""
-    refuse_network(path.parent)
+    disk.refuse_network(path.parent)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         _write_schema(draft, durability=durability)
-        sync(draft)
+        disk.sync(draft)
         os.link(draft, path)
-        sync(path.parent)
+        disk.sync(path.parent)
     except FileExistsError:
         pass  # another process was faster
     except OSError as e:
@@ -213,10 +209,10 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         finally:
             connection.close()
-        sync(draft)
+        disk.sync(draft)
         os.link(draft, path)
         try:
-            sync(path.parent)
+            disk.sync(path.parent)
         except OSError:
             path.unlink()
             raise
@@ -283,38 +279,3 @@ def migrate(connection: apsw.Connection) -> None:
 
 def missing(path: Path) -> StoreNotFound:
     return StoreNotFound(f"there is no store at {path}")
-
-
-def sync(path: Path) -> None:
-    """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        if sys.platform == "darwin":
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync there stops at the disk's own cache
-        else:
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def refuse_network(folder: Path) -> None:
-    """WAL needs shared memory between all processes that use a store: one machine."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return  # not Linux
-    where = str(folder.resolve())
-    best, kind = "", ""
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ")
-        inside = where == point or where.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    if kind in _NETWORK:
-        raise Unavailable(
-            f"{folder} lies on a network file system ({kind}), where SQLite is not safe",
-            hint="use a local disk, or PostgreSQL for many machines",
-        )

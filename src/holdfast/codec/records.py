@@ -61,7 +61,7 @@ def position(session: int, seq: int) -> int:
     return session << SEQ_BITS | seq
 
 
-def _address(session: int, seq: int, id: bytes) -> int:
+def checkpoint_address(session: int, seq: int, id: bytes) -> int:
     if type(id) is not bytes:
         raise Corrupt(f"the id of checkpoint {seq} is damaged")
     fold = int.from_bytes(id[:8], "big") ^ int.from_bytes(id[7:], "big")
@@ -143,12 +143,12 @@ def seal_checkpoint(
 ) -> bytes:
     payload = ormsgpack.packb([digest, meta, line, size, added, root, skip])
     level = rows.PLAIN if len(payload) <= _PLAIN_MAX else rows.FAST
-    return rows.seal(rows.CHECKPOINT, _address(session, seq, id), payload, 0, level)
+    return rows.seal(rows.CHECKPOINT, checkpoint_address(session, seq, id), payload, 0, level)
 
 
 def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
     what = f"checkpoint {seq}"
-    _, payload = rows.unseal(rows.CHECKPOINT, _address(session, seq, id), body, what)
+    _, payload = rows.unseal(rows.CHECKPOINT, checkpoint_address(session, seq, id), body, what)
     try:
         digest, meta, line, size, added, root, skip = ormsgpack.unpackb(payload)
         fields = values.decode(meta)

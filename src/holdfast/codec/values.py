@@ -41,7 +41,7 @@ MAX_VALUE = 512 << 20
 TUPLE, SET, FROZENSET, BIGINT, STR, DICT = 1, 2, 3, 4, 5, 6
 DATETIME, DATE, TIME, TIMEDELTA, DECIMAL, UUID_ = 7, 8, 9, 10, 11, 12
 
-_PACK = (
+PACK = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
     | ormsgpack.OPT_PASSTHROUGH_DATETIME
@@ -67,10 +67,10 @@ _BUILTIN = _TEXT | {dict, list, bytes, tuple, set}
 def encode(value: Any) -> bytes:
     """The canonical encoding, or NotSerializable naming the path of the offending value."""
     try:
-        data = _packb(value, _lower, _PACK)
+        data = _packb(value, _lower, PACK)
     except (TypeError, ValueError, RecursionError):
         # Either a value that the fast path cannot do exactly, or one to be refused: the walk tells.
-        data = _packb(_walk(value, "state", 0), None, _PACK)
+        data = _packb(_walk(value, "state", 0), None, PACK)
     if len(data) > MAX_VALUE:
         raise too_big(len(data))
     return data
@@ -92,19 +92,19 @@ def encode_exact(value: Any, depth: int = 0) -> bytes:
     `depth` is how deep in the state the value lies.
     """
     try:
-        data = _packb(value, _lower, _PACK)
+        data = _packb(value, _lower, PACK)
     except (TypeError, ValueError, RecursionError):
-        data = _packb(_walk(value, "state", depth), None, _PACK)
+        data = _packb(_walk(value, "state", depth), None, PACK)
     kind = type(value)
     if len(data) > MAX_VALUE:
         raise too_big(len(data))
     if kind is str or (kind is dict and {*map(type, value.values())} <= _TEXT):
         return data  # text or a plain message: nothing in it that could be converted
     if fragments_alive():
-        return _packb(_walk(value, "state", depth), None, _PACK)
+        return _packb(_walk(value, "state", depth), None, PACK)
     for byte in _BIN_OR_EXT:
         if byte in data:
-            return _packb(_walk(value, "state", depth), None, _PACK)
+            return _packb(_walk(value, "state", depth), None, PACK)
     if _deeper_than(value, MAX_DEPTH - depth):
         _walk(value, "state", depth)  # raises, with the path
     return data
@@ -164,7 +164,7 @@ def encode_key(key: str) -> bytes:
 
 def check(value: Any, path: str) -> None:
     """Refuse what cannot be stored, naming its path below `path`."""
-    size = len(_packb(_walk(value, path, 0), None, _PACK))
+    size = len(_packb(_walk(value, path, 0), None, PACK))
     if size > MAX_VALUE:
         raise too_big(size, path)
 
@@ -252,7 +252,7 @@ def _walk(value: Any, path: str, depth: int) -> Any:
         return _walk_dict(value, path, depth)
     if kind is tuple:
         items = [_walk(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
-        return Ext(TUPLE, _packb(items, None, _PACK))
+        return Ext(TUPLE, _packb(items, None, PACK))
     if kind in (set, frozenset):
         lowered = [_walk(v, f"{path}{{…}}", depth + 1) for v in value]
         return _set_ext(SET if kind is set else FROZENSET, lowered, path)
@@ -290,7 +290,7 @@ def _walk_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
         pairs += (lowered, _walk(item, f"{path}{name}", depth + 1))
     if plain:
         return dict(zip(pairs[::2], pairs[1::2], strict=True))
-    return Ext(DICT, _packb(pairs, None, _PACK))
+    return Ext(DICT, _packb(pairs, None, PACK))
 
 
 def _key_name(key: Any) -> str:
@@ -307,7 +307,7 @@ def _bigint(value: int) -> Ext:
 
 def _set_ext(tag: int, items: Any, path: str = "state") -> Ext:
     # Sorted by encoding: iteration order differs from process to process, bytes must not.
-    encoded = sorted(_packb(v, _lower, _PACK) for v in items)
+    encoded = sorted(_packb(v, _lower, PACK) for v in items)
     try:
         if len({decode(e) for e in encoded}) != len(encoded):
             raise NotSerializable("two elements of a set are the same once stored", path=path)
@@ -351,7 +351,7 @@ def _zone_names(zone: dt.tzinfo | None) -> tuple[str | None, str | None]:
 
 
 _TAGGERS: dict[type, Callable[[Any], Ext]] = {
-    tuple: lambda v: Ext(TUPLE, _packb(list(v), _lower, _PACK)),
+    tuple: lambda v: Ext(TUPLE, _packb(list(v), _lower, PACK)),
     set: lambda v: _set_ext(SET, v),
     frozenset: lambda v: _set_ext(FROZENSET, v),
     int: _bigint,

@@ -1,0 +1,285 @@
+"""PostgreSQL: a save against a raw insert, many workers against pgbench, and against the peer.
+
+All on one server of our own on this machine, with everything that a crash needs left on. A worker
+is a process with one connection. pgbench inserts rows as long as what an append writes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from tests.postgres import Server, programs
+
+import holdfast
+
+from .lab import Lab, Row
+from .messages import Message, Writer, corpus
+from .report import table
+from .timing import Ratio, duration, interleave, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WORKERS = (1, 8, 32, 64)
+_SIZE = 1_000
+"""Bytes of a message."""
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    server = Server("max_wal_size=4GB", "shared_buffers=256MB", "autovacuum=on")
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def _open(url: str, schema: str, **options: Any) -> holdfast.Store:
+    return holdfast.open(url, schema=schema, create=True, **options)
+
+
+def append_against_raw(lab: Lab) -> list[Row]:
+    """At step 1 000 of a session; the raw insert has one row as long as what is appended."""
+    before, rounds = lab.pick((1_000, 1_000), (100, 100))
+    messages = list(Writer(1).conversation(before + rounds, _SIZE))
+    with _server() as url, _open(url, "append") as store, psycopg.connect(url) as raw:
+        session = store.session("s")
+        for message in messages[:before]:
+            session.append("messages", message)
+        raw.autocommit = True
+        raw.execute("CREATE TABLE raw (n bigint PRIMARY KEY, body bytea NOT NULL)")
+        insert = "INSERT INTO raw VALUES (%s, %s)"
+        for n in range(20):
+            raw.execute(insert, (-n, b"warm"), prepare=True)
+        bodies = [repr(m).encode() for m in messages]
+
+        def append(i: int) -> Callable[[], object]:
+            return lambda: session.append("messages", messages[before + i])
+
+        def put(i: int) -> Callable[[], object]:
+            return lambda: raw.execute(insert, (i + 1, bodies[before + i]), prepare=True)
+
+        taken = interleave(rounds, append=append, raw=put)
+    ratio = Ratio.of(taken["append"], taken["raw"])
+    return [
+        lab.row(
+            "PostgreSQL: an append at step 1 000 against one raw single-row INSERT",
+            "≤ 1.6 ×",
+            f"{ratio}: {duration(taken['append'])} against {duration(taken['raw'])}",
+            passed=ratio.middle <= 1.6,
+        )
+    ]
+
+
+def _work(url: str, worker: int, seconds: float, gate: Any, out: Any) -> None:
+    messages = list(Writer(worker).conversation(200, _SIZE))
+    with _open(url, "workers", pool_size=1) as store:
+        session = store.session(f"{worker} {os.getpid()}")
+        for message in messages[:20]:
+            session.append("messages", message)
+        gate.wait()
+        taken: list[float] = []
+        end = time.perf_counter() + seconds
+        while (start := time.perf_counter()) < end:
+            session.append("messages", messages[len(taken) % 200])
+            taken.append(time.perf_counter() - start)
+        out.put(taken)
+
+
+def _saves(url: str, workers: int, seconds: float) -> tuple[float, float]:
+    """Appends per second, and the 99th percentile of one, in seconds."""
+    context = multiprocessing.get_context("fork")
+    corpus()  # made once, for all children
+    gate, out = context.Barrier(workers), context.Queue()
+    children = [
+        context.Process(target=_work, args=(url, n, seconds, gate, out)) for n in range(workers)
+    ]
+    for child in children:
+        child.start()
+    series = [out.get() for _ in children]
+    for child in children:
+        child.join()
+    taken = sorted(t for each in series for t in each)
+    return len(taken) / seconds, taken[len(taken) * 99 // 100]
+
+
+def _pgbench(url: str, workers: int, seconds: float, script: Path) -> float:
+    """Transactions per second."""
+    command = [
+        programs() / "pgbench", "--no-vacuum", "--protocol=prepared", f"--file={script}",
+        f"--client={workers}", f"--jobs={min(workers, os.cpu_count() or 1)}",
+        f"--time={seconds:.0f}", url,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"tps = ([0-9.]+)", done)
+    assert found, done
+    return float(found[1])
+
+
+def many_workers(lab: Lab) -> list[Row]:
+    seconds, counts = lab.pick((5.0, _WORKERS), (1.0, (1, 8)))
+    rows: list[Row] = []
+    with _server() as url, tempfile.TemporaryDirectory() as folder:
+        with _open(url, "workers") as store:
+            session = store.session("size")
+            added = [session.append("m", m).added for m in Writer(0).conversation(100, _SIZE)]
+        with psycopg.connect(url, autocommit=True) as link:
+            link.execute("CREATE TABLE bench (n bigserial PRIMARY KEY, body bytea NOT NULL)")
+        script = Path(folder) / "insert.sql"
+        body = os.urandom(int(statistics.mean(added))).hex()
+        script.write_text(f"INSERT INTO bench (body) VALUES ('\\x{body}'::bytea);\n")
+        alone = 0.0
+        for count in counts:
+            rate, slowest = _saves(url, count, seconds)
+            raw = _pgbench(url, count, seconds, script)
+            alone = alone or rate
+            judged = count == 32
+            rows.append(
+                lab.row(
+                    f"PostgreSQL: {count} workers",
+                    "≥ 8 × one worker, or ≥ 70 % of pgbench" if judged else "–",
+                    f"{rate:.0f} saves/s ({number(rate / alone)} × one), p99 "
+                    f"{duration([slowest])}; pgbench {raw:.0f}/s: {rate / raw:.0%}",
+                    passed=(rate >= 8 * alone or rate >= 0.7 * raw) if judged else None,
+                )
+            )
+    return rows
+
+
+class Peer:
+    """LangGraph's PostgreSQL saver, driven as its runtime drives it."""
+
+    def __init__(self, url: str) -> None:
+        from langgraph.checkpoint.base import empty_checkpoint
+        from langgraph.checkpoint.postgres import PostgresSaver
+        from psycopg.rows import dict_row
+
+        self._empty = empty_checkpoint
+        self.link = psycopg.connect(
+            url,
+            autocommit=True,
+            prepare_threshold=0,
+            row_factory=dict_row,  # type: ignore[arg-type]
+        )
+        self._saver = PostgresSaver(self.link)  # type: ignore[arg-type]
+        self._saver.setup()
+        self._version: Any = None
+        self._step = -1
+        self._config: dict[str, Any] = _config(None)
+
+    def put(self, messages: list[object]) -> Callable[[], object]:
+        from langgraph.checkpoint.base.id import uuid6
+
+        self._version = version = self._saver.get_next_version(self._version, None)
+        self._step += 1
+        checkpoint = self._empty()
+        checkpoint["id"] = str(uuid6(clock_seq=self._step))
+        checkpoint["ts"] = datetime.now(UTC).isoformat()
+        checkpoint["channel_values"] = {"messages": messages}
+        checkpoint["channel_versions"] = {"messages": version}
+        checkpoint["versions_seen"] = {"agent": {"messages": version}}
+        parent, self._config = self._config, _config(checkpoint["id"])
+        metadata: Any = {"source": "loop", "step": self._step, "parents": {}}
+        return lambda: self._saver.put(parent, checkpoint, metadata, {"messages": version})  # type: ignore[arg-type]
+
+
+def _config(checkpoint: str | None) -> dict[str, Any]:
+    configurable = {"thread_id": "s", "checkpoint_ns": ""}
+    return {"configurable": configurable | ({"checkpoint_id": checkpoint} if checkpoint else {})}
+
+
+def _size(link: psycopg.Connection[Any], schema: str) -> int:
+    """All tables with their indexes, as they lie there."""
+    found = link.execute(
+        "SELECT sum(pg_total_relation_size(c.oid))::bigint AS size FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND relkind = 'r'",
+        (schema,),
+    ).fetchone()
+    assert found is not None
+    return int(found["size"])
+
+
+def against_the_peer(lab: Lab) -> list[Row]:
+    """Full states of a growing conversation, saved at every step by both."""
+    from langchain_core.messages import convert_to_messages
+
+    steps = lab.pick(1_000, 100)
+    messages: list[Message] = list(Writer(2).conversation(steps))
+    objects: list[object] = list(convert_to_messages(messages))
+    with _server() as url, _open(url, "ours") as store:
+        peer = Peer(url)
+        session = store.session("s")
+
+        def save(i: int) -> Callable[[], object]:
+            return lambda: session.save({"messages": messages[: i + 1]})
+
+        taken = interleave(steps, ours=save, peer=lambda i: peer.put(objects[: i + 1]))
+        ours, theirs = _size(peer.link, "ours"), _size(peer.link, "public")
+        peer.link.close()
+        peak = _peak(lambda: sum(1 for _ in session.history()))
+    last = steps // 10
+    ratio = Ratio.of(taken["peer"][-last:], taken["ours"][-last:])
+    return [
+        lab.row(
+            f"PostgreSQL: {steps:,} full states, size against langgraph-checkpoint-postgres",
+            "≥ 50 × smaller",
+            f"{number(theirs / ours)} ×: {ours / 1e6:.1f} MB against {theirs / 1e6:.0f} MB",
+            passed=theirs >= 50 * ours,
+        ),
+        lab.row(
+            "PostgreSQL: a put at the end against the peer's",
+            "≥ 10 × faster",
+            f"{ratio}: {duration(taken['ours'][-last:])} against {duration(taken['peer'][-last:])}",
+            passed=ratio.middle >= 10,
+        ),
+        lab.row(
+            f"PostgreSQL: memory of history() over {steps:,} checkpoints",
+            "≤ 8 MB",
+            f"{peak / 1e6:.1f} MB",
+            passed=peak <= 8e6,
+        ),
+    ]
+
+
+def _peak(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
+    "postgres-append": append_against_raw,
+    "postgres-workers": many_workers,
+    "postgres-peer": against_the_peer,
+}
+
+
+def main(*names: str) -> int:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        quick = "--quick" in names
+        lab = Lab(Path(folder), quick=quick, full_peer=False, data=None)
+        chosen = [name for name in names if name in MEASURES] or [*MEASURES]
+        rows = [row for name in chosen for row in MEASURES[name](lab)]
+    print(table(rows))
+    return 1 if any(row.passed is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""What backends ask of a file system: whole files or none, what is synced, and locks."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import Unavailable
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HAS_LOCKS = fcntl is not None
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
+_BACK_OFF = (50e-6, 600e-6)
+TEMPORARY = ".new-"
+"""Files whose names begin so are drafts; those that a crash has left behind mean nothing."""
+
+
+def sync(path: Path) -> None:
+    """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        sync_handle(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_handle(handle: int) -> None:
+    if sys.platform == "darwin":
+        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync there stops at the disk's own cache
+    else:
+        os.fsync(handle)
+
+
+def write_all(handle: int, data: bytes, at: int) -> None:
+    """All of `data` at an offset: a file system may write less than it was asked to."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(handle, data[done:] if done else data, at + done)
+
+
+def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync."""
+    draft = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+    try:
+        handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(handle, data, 0)
+            if durable:
+                sync_handle(handle)
+        finally:
+            os.close(handle)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def make_folder(path: Path, *, durable: bool = True) -> None:
+    """A folder for us alone, if there is none; durable when this returns."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    if durable:
+        sync(path.parent)
+
+
+# -- locks ---------------------------------------------------------------------------------------
+# flock belongs to an open file: it excludes threads and processes alike, and dies with its holder.
+
+_held: set[int] = set()
+
+
+@contextmanager
+def locked(path: Path, timeout: float, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock; Unavailable names who has it if that takes longer than `timeout` seconds.
+
+    FileNotFoundError if its folder is not there, or goes while it is waited for.
+    """
+    how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
+    while True:
+        handle = os.open(path, how | os.O_CLOEXEC, 0o600)
+        _held.add(handle)
+        try:
+            _acquire(handle, path, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            if os.stat(path).st_ino != os.fstat(handle).st_ino:
+                continue  # the one that we have is no more
+            if not shared:
+                os.pwrite(handle, b"%-20d\n" % os.getpid(), 0)
+            yield
+            return
+        finally:
+            _held.discard(handle)
+            os.close(handle)
+
+
+def _acquire(handle: int, path: Path, timeout: float, how: int) -> None:
+    deadline: float | None = None
+    while True:
+        try:
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            now = time.monotonic()
+            deadline = deadline or now + timeout
+            if now >= deadline:
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
+                raise Unavailable(
+                    f"{path.parent} is locked by process {holder or 'unknown'}",
+                    hint="it may be stopped; nothing was written, try again",
+                ) from None
+            time.sleep(random.uniform(*_BACK_OFF))
+
+
+def _after_fork_in_child() -> None:
+    """What the parent's threads have locked stays locked as long as any copy is open."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def refuse_network(folder: Path) -> None:
+    """Locks and, for SQLite, shared memory are those of one machine."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    where = str(folder.resolve())
+    best, kind = "", ""
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        inside = where == point or where.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    if kind in _NETWORK:
+        raise Unavailable(
+            f"{folder} lies on a network file system ({kind}), where locks are not safe",
+            hint="use a local disk, or PostgreSQL for many machines",
+        )

@@ -1,0 +1,208 @@
+"""Plain files: a folder for each session, which people can read, search, sync and version.
+
+The commit is one line at the end of a session's log, synced. What it refers to is on the disk
+before: items in files of lines, a file for each checkpoint, big values in `blobs`. A lock for each
+session keeps writers apart, and dies with its holder; readers need none.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.backends import disk, files_backup, files_gc, files_text, files_writer
+from holdfast.backends.base import Backend, Change, Reader
+from holdfast.backends.files_reader import BLOBS, FilesReader
+from holdfast.backends.files_writer import LOCKS, SESSIONS, VERSION, Home
+from holdfast.codec import portable
+from holdfast.codec.records import SPACES, seal_counter, unseal_counter
+from holdfast.errors import (
+    Corrupt,
+    HoldfastError,
+    InvalidRequest,
+    StoreNotFound,
+    Unavailable,
+    UnsupportedFormat,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.backends.base import Sweep, Trim
+
+FORMAT = 1
+MARKER, COUNTERS = "holdfast.json", "counters.json"
+_FOLDERS = (SESSIONS, BLOBS, LOCKS)
+
+
+class FilesBackend(Backend):
+    name = "files"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool | None = None,
+        read_only: bool = False,
+        durability: str = "full",
+        timeout: float = 30.0,
+    ) -> None:
+        if not disk.HAS_LOCKS:
+            raise InvalidRequest("files: stores need a system with flock", hint="use SQLite")
+        self.path, self.read_only = path, read_only
+        self._closed = False
+        self._home = Home(path, durable=durability == "full", timeout=timeout)
+        with _translated(path):
+            if not (path / MARKER).exists():
+                if create is False or read_only:
+                    raise StoreNotFound(f"there is no store at {path}")
+                _create(path, timeout)
+            disk.refuse_network(path)
+            _check(path)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        self._check_open()
+        reader = FilesReader(self.path, self._home.catalog, self._home.streams)
+        with _translated(self.path), self._home.reading():
+            try:
+                yield reader
+            finally:
+                reader.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("the store is closed", hint="open it again")
+
+    def version(self) -> object:
+        self._check_open()
+        try:
+            return (self.path / VERSION).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[Home]:
+        self._check_open()
+        if self.read_only:
+            raise Unavailable(f"the store {self.path} was opened read-only")
+        with _translated(self.path):
+            yield self._home
+
+    def commit(self, change: Change) -> None:
+        with self._writing() as home:
+            files_writer.commit(home, change)
+
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+        with self._writing() as home:
+            return files_gc.sweep(home, sweeps)
+
+    def trim(self, trim: Trim) -> int:
+        with self._writing() as home:
+            return files_gc.trim(home, trim)
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
+        with self._writing() as home:
+            files_gc.compact(home, progress)
+
+    def reindex(self) -> None:
+        """Numbers that are counted from what is there, should that file be damaged."""
+        with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
+            try:
+                _read_counters(self.path)
+            except Corrupt:
+                sessions = [f.identity.number for f in home.catalog.folders()]
+                streams = [stream for stream, _ in home.catalog.streams()]
+                highest = {"session": max(sessions, default=0), "stream": max(streams, default=0)}
+                # Whoever has reserved some that are not there yet has at most a few hundred.
+                _write_counters(self.path, {k: n + 10_000 for k, n in highest.items()})
+
+    def reserve(self, space: Literal["session", "stream"], count: int) -> int:
+        with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
+            counters = _read_counters(self.path)
+            first = counters[space]
+            _write_counters(self.path, counters | {space: first + count}, durable=home.durable)
+            return first
+
+    def backup(self, path: Path) -> None:
+        self._check_open()
+        with _translated(path):
+            files_backup.backup(self._home, path, (COUNTERS,), MARKER)
+
+    def reset_lock(self) -> None:
+        self._home.reset_lock()
+
+    def close(self) -> None:
+        self._closed = True
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """The system's errors as ours."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, HoldfastError):
+            raise
+        hint = "nothing was lost; free some space and save again" if e.errno == 28 else None
+        raise Unavailable(f"the store {path} cannot be read or written: {e}", hint=hint) from e
+
+
+def _create(path: Path, timeout: float) -> None:
+    if not path.parent.is_dir():
+        raise Unavailable(f"the folder {path.parent} does not exist")
+    disk.make_folder(path)
+    with disk.locked(path / ".lock", timeout):
+        if (path / MARKER).exists():
+            return  # another process was faster
+        strange = {e.name for e in os.scandir(path)} - {*_FOLDERS, COUNTERS, ".lock"}
+        strange = {name for name in strange if not name.startswith(disk.TEMPORARY)}
+        if strange:
+            raise InvalidRequest(
+                f"{path} is a folder of something else: it has {min(strange)!r} in it",
+                hint="give the path of a new or empty folder",
+            )
+        for name in _FOLDERS:
+            disk.make_folder(path / name)
+        for name in ("turn", "readers"):
+            (path / LOCKS / name).touch(0o600)
+        _write_counters(path, dict.fromkeys(SPACES, 1))
+        marker = {"holdfast": "a store of files", "format": FORMAT, "id": secrets.token_hex(8)}
+        disk.replace(path / MARKER, portable.dumps(marker) + b"\n")
+        disk.sync(path.parent)
+
+
+def _check(path: Path) -> None:
+    try:
+        format = portable.loads((path / MARKER).read_bytes())["format"]
+        if type(format) is not int:
+            raise TypeError
+    except (ValueError, TypeError, LookupError) as e:
+        raise Corrupt(f"{path / MARKER} is damaged") from e
+    if format > FORMAT:
+        raise UnsupportedFormat(f"the store {path} has format {format}, newer than this version's")
+    for name in _FOLDERS:
+        if not (path / name).is_dir():
+            raise Corrupt(f"the store {path} is damaged: its folder {name} is missing")
+
+
+def _read_counters(path: Path) -> dict[str, int]:
+    try:
+        shown: Any = portable.loads((path / COUNTERS).read_bytes())
+        return {s: unseal_counter(s, files_text.hide_row(shown[s])) for s in SPACES}
+    except FileNotFoundError as e:
+        raise Corrupt(f"{path / COUNTERS} is missing", hint="repair() counts anew") from e
+    except (ValueError, TypeError, LookupError) as e:
+        raise Corrupt(f"{path / COUNTERS} is damaged", hint="repair() counts anew") from e
+
+
+def _write_counters(path: Path, counters: dict[str, int], *, durable: bool = True) -> None:
+    shown = {space: files_text.show_row(seal_counter(space, n)) for space, n in counters.items()}
+    disk.replace(path / COUNTERS, portable.dumps(shown) + b"\n", durable=durable)

@@ -1,0 +1,92 @@
+"""A copy of a store of files, as of one moment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+from holdfast.backends import disk
+from holdfast.backends.files_catalog import CHECKPOINTS, SESSION, STREAMS
+from holdfast.backends.files_ledger import HEAD, LOG
+from holdfast.backends.files_reader import BLOBS, record_path
+from holdfast.backends.files_writer import LOCKS, SESSIONS
+from holdfast.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.backends.files_ledger import Ledger
+    from holdfast.backends.files_writer import Home
+
+
+def backup(home: Home, path: Path, others: tuple[str, ...], marker: str) -> None:
+    """Complete and durable when it appears. Savers wait only until all logs were looked at."""
+    if os.path.lexists(path):
+        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    if not path.parent.is_dir():
+        raise Unavailable(f"the folder {path.parent} does not exist")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    with home.reading():  # nothing goes while it is copied
+        ledgers = _moment(home)
+        try:
+            os.mkdir(draft, 0o700)
+            for name in (SESSIONS, BLOBS, LOCKS):
+                os.mkdir(draft / name, 0o700)
+            for ledger in ledgers:
+                _copy_session(ledger, draft / SESSIONS / ledger.folder.name)
+            _copy_streams(home, ledgers, draft / SESSIONS)
+            shutil.copytree(home.root / BLOBS, draft / BLOBS, dirs_exist_ok=True, ignore=_drafts)
+            for name in (*others, marker):
+                shutil.copyfile(home.root / name, draft / name)
+            for folder, _, files in os.walk(draft, topdown=False):
+                for file in files:
+                    os.chmod(os.path.join(folder, file), 0o600)
+                    disk.sync(draft / folder / file)
+                disk.sync(draft / folder)
+            os.rename(draft, path)
+            disk.sync(path.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+
+
+def _drafts(_: str, names: list[str]) -> set[str]:
+    return {name for name in names if name.startswith(disk.TEMPORARY)}
+
+
+def _moment(home: Home) -> list[Ledger]:
+    """What all sessions hold while nobody writes."""
+    with home.names():
+        numbers = [folder.identity.number for folder in home.catalog.folders()]
+        with home.sessions([], numbers):
+            found = [home.catalog.ledger(number) for number in numbers]
+            return [ledger.copy() for ledger in found if ledger is not None and ledger.there]
+
+
+def _copy_session(ledger: Ledger, target: Path) -> None:
+    for folder in (target, target / CHECKPOINTS, target / STREAMS):
+        os.mkdir(folder, 0o700)
+    for seq in ledger.order:
+        source = record_path(ledger.folder, seq)
+        if source.exists():  # otherwise it is missing there, too
+            shutil.copyfile(source, record_path(target, seq))
+    for name in (SESSION, HEAD):
+        if (ledger.folder / name).exists():
+            shutil.copyfile(ledger.folder / name, target / name)
+    (target / HEAD).write_bytes(b"%-12d\n" % ledger.entries)
+    with open(ledger.folder / LOG, "rb") as log:
+        (target / LOG).write_bytes(log.read(ledger.size))
+
+
+def _copy_streams(home: Home, ledgers: list[Ledger], root: Path) -> None:
+    """What was committed; of sessions that are gone, what others still need."""
+    ends = {stream: end for ledger in ledgers for stream, end in ledger.ends.items()}
+    for stream, source in home.catalog.streams():
+        target = root / source.relative_to(home.catalog.root)
+        target.parent.mkdir(0o700, parents=True, exist_ok=True)
+        if stream in ends:
+            target.write_bytes(home.streams.until(source, ends[stream]))
+        else:
+            shutil.copyfile(source, target)

@@ -1,0 +1,287 @@
+"""Which folder is whose: sessions by number and name, and the ledgers that were read of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import unicodedata
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast import ids
+from holdfast.backends.files_ledger import Identity, Ledger
+from holdfast.codec import portable
+from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
+from holdfast.errors import UNREADABLE, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SESSION, CHECKPOINTS, STREAMS, LOCK = "session.json", "checkpoints", "streams", "lock"
+_SETTLED = 2.0
+"""Seconds after which a folder's time of change is believed to be of its last change."""
+_LONGEST = 100
+_SAFE = re.compile(r"[\w .,=+@#!()\[\]{}'&;^$-]")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", re.IGNORECASE)
+
+
+def escape(name: bytes) -> str:
+    """A name as a file name: itself where that is safe, and reversible where it is not too long."""
+    plain = name.decode("utf-8", "surrogateescape")
+    parts = [c if _SAFE.match(c) else _hexed(c) for c in plain]
+    if parts and parts[0] in (".", " ", "-"):
+        parts[0] = _hexed(parts[0])
+    if len(parts) > 1 and parts[-1] in (".", " "):
+        parts[-1] = _hexed(parts[-1])
+    escaped = "".join(parts)
+    return f"%{ord(escaped[0]):02X}{escaped[1:]}" if _RESERVED.match(escaped) else escaped
+
+
+def _hexed(char: str) -> str:
+    return "".join([f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape")])
+
+
+def is_too_long(escaped: str) -> bool:
+    return not escaped or len(escaped.encode()) > _LONGEST
+
+
+def shortened(escaped: str) -> str:
+    return escaped.encode()[: _LONGEST - 20].decode(errors="ignore")
+
+
+class Folder(NamedTuple):
+    """A session's folder, and whose it is."""
+
+    path: Path
+    identity: Identity
+    version: tuple[int, int]
+    """Of the file that says so."""
+
+
+class Catalog:
+    """All folders of sessions, read once and looked at again when something was added."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reset_lock()
+        self._seen: tuple[int, int] | None = None
+        self._folders: dict[str, Folder | None] = {}
+        self._numbers: dict[int, Folder] = {}
+        self._names: dict[bytes, list[int]] = {}
+        self._ledgers: dict[int, Ledger] = {}
+        self._streams: dict[int, Path] = {}
+        self.everything: tuple[object, Any] | None = None
+        """What readers have made of all ledgers, and of which."""
+
+    def reset_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def refresh(self, *, force: bool = False) -> None:
+        with self._lock:
+            status = os.stat(self.root)
+            seen = (status.st_ino, status.st_mtime_ns)
+            settled = time.time_ns() - status.st_mtime_ns > _SETTLED * 1e9
+            if seen == self._seen and not force:
+                return
+            self._scan()
+            self._seen = seen if settled else None
+
+    def _scan(self) -> None:
+        names = {e.name for e in os.scandir(self.root) if not e.name.startswith(".")}
+        for gone in self._folders.keys() - names:
+            self._drop(gone)
+        for name in names:
+            known, version = self._folders.get(name), _version(self.root / name / SESSION)
+            if known is None or known.version != version:
+                self._drop(name)
+                self._add(name, version)
+
+    def _add(self, name: str, version: tuple[int, int]) -> None:
+        identity = _identify(self.root / name)
+        if identity is None:
+            self._folders[name] = None
+            return
+        self._folders[name] = folder = Folder(self.root / name, identity, version)
+        self._numbers[identity.number] = folder
+        for each in identity.names:
+            self._names.setdefault(each, []).append(identity.number)
+
+    def _drop(self, name: str) -> None:
+        folder = self._folders.pop(name, None)
+        if folder is not None:
+            number = folder.identity.number
+            self._numbers.pop(number, None)
+            self._ledgers.pop(number, None)
+            for each in folder.identity.names:
+                self._names[each].remove(number)
+
+    def folder(self, number: int) -> Folder | None:
+        with self._lock:
+            if number not in self._numbers:
+                self.refresh()
+            return self._numbers.get(number)
+
+    def folders(self) -> list[Folder]:
+        with self._lock:
+            self.refresh()
+            return [self._numbers[n] for n in sorted(self._numbers)]
+
+    def named(self, name: bytes) -> list[int]:
+        """Sessions that have or had a name."""
+        with self._lock:
+            self.refresh()
+            return list(self._names.get(name, ()))
+
+    def unknown(self) -> list[str]:
+        """Folders that are nobody's, as far as can be told."""
+        with self._lock:
+            self.refresh()
+            return sorted(
+                name for name, f in self._folders.items()
+                if f is None and (self.root / name / CHECKPOINTS).exists()
+            )  # fmt: skip
+
+    def ledger(self, number: int) -> Ledger | None:
+        """What the log of a session says now; None if there is no such session."""
+        with self._lock:
+            folder = self.folder(number)
+            if folder is None:
+                return None
+            ledger = self._ledgers.get(number)
+            status = Ledger(folder.path).status() if ledger is None else ledger.status()
+            if status is None:
+                self._ledgers.pop(number, None)
+                return None
+            if ledger is None or ledger.inode != status[0] or ledger.size > status[1]:
+                ledger = self._read(Ledger(folder.path), folder.identity)
+            elif ledger.size < status[1]:
+                ledger = self._read(ledger.copy() if ledger.pins else ledger, folder.identity)
+            self._ledgers[number] = ledger
+            return ledger
+
+    def _read(self, ledger: Ledger, identity: Identity) -> Ledger:
+        ledger.read()
+        if not ledger.number and ledger.entries:  # the line that says it is damaged
+            ledger.number, names, ledger.row, ledger.origin = identity
+            ledger.name = names[0]
+        if ledger.damaged:
+            _find_records(ledger)
+        return ledger
+
+    def number_of(self, name: str) -> int | None:
+        """Of the session in a folder of this name."""
+        with self._lock:
+            folder = self._folders.get(name)
+            return None if folder is None else folder.identity.number
+
+    def forget(self, path: Path) -> None:
+        """The ledger of a folder; it will be read again."""
+        with self._lock:
+            number = self.number_of(path.name)
+            if number is not None:
+                self._ledgers.pop(number, None)
+
+    def reload(self) -> None:
+        with self._lock:
+            self._ledgers.clear()
+            self._folders.clear()
+            self._numbers.clear()
+            self._names.clear()
+            self.refresh(force=True)
+
+    def keep(self, ledger: Ledger) -> None:
+        """One that has just been written to."""
+        with self._lock:
+            self._ledgers[ledger.number] = ledger
+
+    def stream(self, stream: int) -> Path | None:
+        """The file of a stream, whoever's it is."""
+        with self._lock:
+            path = self._streams.get(stream)
+            if path is None or not path.exists():
+                self._streams = dict(self.streams())
+                path = self._streams.get(stream)
+            return path
+
+    def streams(self) -> list[tuple[int, Path]]:
+        """All streams that there are, in order; those of sessions that are gone as well."""
+        found = []
+        for folder in os.scandir(self.root):
+            try:
+                files = os.listdir(os.path.join(folder.path, STREAMS))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for file in files:
+                number = file.removesuffix(".jsonl")
+                if number.isdigit():
+                    found.append((int(number), self.root / folder.name / STREAMS / file))
+        return sorted(found)
+
+    def place(self, number: int, name: bytes) -> Path:
+        """A folder for a new session, that nobody has, whatever a file system takes for equal."""
+        escaped = escape(name)
+        plain = self.root / escaped
+        if is_too_long(escaped):
+            return self.root / f"{shortened(escaped)}~{number}"
+        taken = {fold(entry) for entry in os.listdir(self.root)}
+        return self.root / f"{escaped}~{number}" if fold(plain.name) in taken else plain
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
+
+
+def _identify(path: Path) -> Identity | None:
+    """By its file; or, should that be damaged, by its log. None for what is no session."""
+    try:
+        found = Identity.read((path / SESSION).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        found = None
+    if found is None:
+        ledger = Ledger(path)
+        ledger.read()
+        if ledger.number:
+            former = former_name(ledger.number, ledger.name)
+            names = (ledger.name,) if former is None else (ledger.name, former)
+            found = Identity(ledger.number, names, ledger.row, ledger.origin)
+    return found
+
+
+def fold(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _find_records(ledger: Ledger) -> None:
+    """Checkpoints whose lines are damaged: their files tell that they are there."""
+    try:
+        names = os.listdir(ledger.folder / CHECKPOINTS)
+    except FileNotFoundError:
+        return
+    newest = MAX_SEQ
+    with suppress(*UNREADABLE, TypeError):
+        newest = unseal_head(ledger.number, ledger.head or b"").last
+    for name in names:
+        digits = name.removesuffix(".json")
+        if not digits.isdigit() or int(digits) in ledger.ids or int(digits) in ledger.freed:
+            continue
+        if int(digits) > newest:
+            continue  # of a commit that has not ended
+        try:
+            shown = portable.loads((ledger.folder / CHECKPOINTS / name).read_bytes())
+            id = ids.from_text(shown["id"])
+        except (OSError, ValueError, TypeError, LookupError):
+            continue
+        if id is not None:
+            ledger.add(int(digits), id)
+
+
+def gone(path: Path) -> Unavailable:
+    return Unavailable(
+        f"{path} was freed by gc while it was read", hint="nothing is lost; try again"
+    )

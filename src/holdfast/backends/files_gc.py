@@ -1,0 +1,175 @@
+"""Freeing in a store of files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.backends import disk
+from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, STREAMS
+from holdfast.backends.files_ledger import LOG, gaps_of, sweep_entry
+from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
+from holdfast.backends.files_streams import items_of
+from holdfast.backends.files_writer import Refuse
+from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS, RowWrite
+from holdfast.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.files_writer import Home
+
+    _Group = tuple[Sequence[tuple[int, bytes]], Sequence[tuple[int, bytes]]]
+
+_log = logging.getLogger("holdfast")
+
+_BATCH = 500
+_YOUNG = 3600.0
+"""Seconds for which a draft may be somebody's who is at work."""
+
+
+def sweep(home: Home, sweeps: Sequence[Sweep]) -> list[bool]:
+    return [_sweep(home, each) for each in sweeps]
+
+
+def _sweep(home: Home, sweep: Sweep) -> bool:
+    """All of it or nothing: what other sessions are told holds only once our own line is there."""
+    session = sweep.session
+    others = sorted({other for other, _, _, _ in sweep.gaps} - {session})
+    far = {ancestor >> 32 for _, _, ancestor, _ in sweep.gaps if ancestor is not None}
+    with home.names(), home.sessions([session, *others], far):
+        reader = FilesReader(home.root, home.catalog, home.streams)
+        try:
+            if not sweep.is_current(reader):
+                return False
+        finally:
+            reader.close()
+        mark = secrets.token_hex(8)
+        for other in others:
+            ledger = home.catalog.ledger(other)
+            if ledger is not None:
+                home.log(ledger, {"gaps": gaps_of(sweep, other), "if": [session, mark]})
+        ledger = home.catalog.ledger(session)
+        if ledger is None:
+            return False
+        home.log(ledger, sweep_entry(sweep, mark))
+    return True
+
+
+def trim(home: Home, trim: Trim) -> int:
+    """Note what is to go. Somebody may be reading it, so that is for `compact` to do."""
+    for rows, instead in trim.items:
+        home.refuse.items.setdefault(rows[0][0] >> STREAM_BITS, []).append((rows, instead))
+    home.refuse.blobs += trim.blobs
+    return sum([len(rows) for rows, _ in trim.items]) + len(trim.blobs)
+
+
+def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
+    """Remove what nobody refers to, a few files at a time, between readers.
+
+    Where somebody goes on reading, the rest is left to the next gc.
+    """
+    refuse, home.refuse = home.refuse, Refuse()
+    batches = [refuse.blobs[n : n + _BATCH] for n in range(0, len(refuse.blobs), _BATCH)]
+    root = home.catalog.root
+    work: list[Callable[[], object]] = [
+        *[partial(_drop_items, home, stream, rows) for stream, rows in refuse.items.items()],
+        *[partial(_drop_blobs, home, batch) for batch in batches],
+        *[partial(_compact, home, root / name) for name in sorted(os.listdir(root))],
+        *[partial(_drop_drafts, folder) for folder in (home.root / BLOBS).iterdir()],
+    ]
+    for done, step in enumerate(work):
+        try:
+            with home.alone():
+                step()
+        except Unavailable as e:
+            _log.info("space is given back by the next gc: %s", e.message)
+            break
+        if progress is not None:
+            progress(done + 1, len(work))
+    if progress is not None and not work:
+        progress(0, 0)
+
+
+def _drop_items(home: Home, stream: int, groups: list[_Group]) -> None:
+    """Items of one stream that go, unless one of those that go together has changed since."""
+    path = home.catalog.stream(stream)
+    if path is None:
+        return
+    positions = [pos & MAX_ITEMS - 1 for rows, _ in groups for pos, _ in rows]
+    with disk.locked(path.parent.parent / LOCK, home.timeout):
+        lines = home.streams.read(path, min(positions), max(positions) + 1)
+        there = {stream << STREAM_BITS | n: row for n, row in lines}
+        dead: set[int] = set()
+        for rows, instead in groups:
+            if all(there.get(pos, b"").startswith(begin) for pos, begin in rows):
+                going = {pos & MAX_ITEMS - 1 for pos, _ in rows}
+                for pos, body in instead:  # the same items in other rows, which is one to us
+                    write = RowWrite(stream, pos & MAX_ITEMS - 1, 0, body)
+                    going -= {line.n for line in items_of(write)}
+                dead |= going
+        if dead:
+            home.streams.rewrite(path, dead, durable=home.durable)
+
+
+def _drop_blobs(home: Home, blobs: list[tuple[bytes, int]]) -> None:
+    with home.blobs(shared=False):
+        for digest, shared in blobs:
+            path = blob_path(home.root, digest)
+            if path.exists() and path.stat().st_mtime_ns == shared:
+                path.unlink()
+
+
+def _drop_drafts(folder: Path) -> None:
+    """What a crash has left. A draft of somebody at work is younger."""
+    for draft in folder.glob(f"{disk.TEMPORARY}*"):
+        if time.time() - draft.stat().st_mtime > _YOUNG:
+            draft.unlink()
+
+
+def _compact(home: Home, path: Path) -> None:
+    """One session: files of freed checkpoints, and what the log says of them."""
+    with home.names():
+        if path.name.startswith(disk.TEMPORARY):  # nobody makes one now
+            shutil.rmtree(path)
+            return
+        if not path.is_dir():
+            return
+        with disk.locked(path / LOCK, home.timeout):
+            home.catalog.refresh(force=True)
+            number = home.catalog.number_of(path.name)
+            ledger = None if number is None else home.catalog.ledger(number)
+            if ledger is None or not ledger.there:
+                _remove(path)
+                home.catalog.refresh(force=True)
+                return
+            for folder in (path, path / CHECKPOINTS, path / STREAMS):
+                for draft in folder.glob(f"{disk.TEMPORARY}*"):
+                    draft.unlink()
+            for seq in ledger.freed:
+                record_path(path, seq).unlink(missing_ok=True)
+            slim = ledger.slim((path / LOG).read_bytes()[: ledger.size])
+            if slim is not None:
+                disk.replace(path / LOG, slim, durable=home.durable)
+
+
+def _remove(path: Path) -> None:
+    """A folder without a session; what forks still need of its streams stays."""
+    streams = path / STREAMS
+    keep = streams.is_dir() and any(streams.iterdir())
+    for entry in list(path.iterdir()):
+        if entry == streams and keep:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
+    if not keep:
+        shutil.rmtree(path)

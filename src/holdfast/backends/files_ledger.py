@@ -1,0 +1,376 @@
+"""The log of a session: one line for each commit, and what all of them together say.
+
+The line is the commit: what it refers to (items, blobs, the checkpoint's file) is on the disk
+before it is. Lines are numbered and carry a digest each, so one that is damaged or missing is
+noticed, and the others go on to count.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast import ids
+from holdfast.backends import files_text as text
+from holdfast.codec import portable, rows
+from holdfast.codec.records import position
+from holdfast.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.backends.base import Change, Notes, Sweep
+
+LOG, HEAD = "log.jsonl", "head"
+DAMAGED_HEAD = b"the end of the log is damaged"
+_BEGIN = b'{"n":'
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
+
+
+def entry_of(change: Change, notes: Notes, ends: list[list[int]]) -> dict[str, Any]:
+    """What a commit adds to the log. `ends` are streams, and where they end from now on."""
+    session = change.session
+    entry: dict[str, Any] = {}
+    if change.create is not None:
+        name, row = change.create
+        entry["create"] = [session, text.show_name(name), text.show_row(row)]
+    if notes.origin is not None:
+        entry["origin"] = list(notes.origin)
+    if change.checkpoint is not None:
+        seq, id, _ = change.checkpoint
+        entry["checkpoint"] = [seq, ids.to_text(id)]
+    entry["head"] = text.show_row(change.head)
+    if ends:
+        entry["streams"] = ends
+    if change.notes is not None:
+        entry |= _show_notes(notes, session, change.checkpoint)
+    return entry
+
+
+def _show_notes(
+    notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
+) -> dict[str, Any]:
+    name, row = text.show_name, text.show_row
+    keys = [(notes.key, checkpoint[0])] if notes.key is not None and checkpoint else []
+    found: dict[str, Any] = {
+        "keys": [[name(key), seq] for key, seq in [*keys, *notes.keys]],
+        "unmarks": [[seq, kind, name(value)] for seq, kind, value in notes.unmarks],
+        "marks": [[seq, kind, name(value), row(body)] for seq, kind, value, body in notes.marks],
+        "tombs": [[seq, row(body)] for seq, body in notes.tombs],
+        "untombs": list(notes.untombs),
+        "unfacets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.unfacets],
+        "facets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.facets],
+    }
+    if notes.rename is not None:
+        found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
+    if notes.operation is not None:
+        number, body = notes.operation
+        body = text.plain(rows.OPERATION, position(session, number), body)
+        found["operation"] = [number, row(body)]
+    return {what: facts for what, facts in found.items() if facts}
+
+
+def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
+    """What gc writes into the log of the session that it frees checkpoints of."""
+    entry: dict[str, Any] = {
+        "sweep": mark,
+        "freed": [seq for seq, _ in sweep.checkpoints],
+        "unkeys": [text.show_name(key) for key in sweep.keys],
+        "unfacets": [[k, text.show_name(value), _show_id(id)] for k, value, id in sweep.facets],
+        "gaps": gaps_of(sweep, sweep.session),
+    }
+    if sweep.remove is not None:
+        entry["removed"] = True
+    return entry
+
+
+def gaps_of(sweep: Sweep, session: int) -> list[Any]:
+    out = []
+    for other, seq, ancestor, body in sweep.gaps:
+        if other == session:
+            body = text.plain(rows.GAP, position(session, seq), body)
+            out.append([seq, ancestor, text.show_row(body)])
+    return out
+
+
+def _show_id(id: bytes) -> str:
+    """Of a checkpoint; or, shorter, the number of a session."""
+    return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
+
+
+def _hide_id(shown: str) -> bytes:
+    if len(shown) != ids.CHARS:
+        return bytes.fromhex(shown)
+    id = ids.from_text(shown)
+    if id is None:
+        raise ValueError(shown)
+    return id
+
+
+class Ledger:
+    """What the log of a session says, as far as it was read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pins = 0
+        """Readers that look at it, for whom it must stay as it is."""
+        self.inode = self.size = self.entries = 0
+        self.damaged: list[int] = []
+        """Numbers of the lines that cannot be read."""
+        self.number = 0
+        self.name = self.row = b""
+        self.origin: tuple[int, int] | None = None
+        self.head: bytes | None = None
+        self.removed = False
+        self.ids: dict[int, bytes] = {}
+        self.order: list[int] = []
+        self.keys: dict[bytes, int] = {}
+        self.marks: dict[tuple[int, int, bytes], bytes] = {}
+        self.operations: dict[int, bytes] = {}
+        self.tombs: dict[int, bytes] = {}
+        self.gaps: dict[int, list[tuple[int | None, bytes, tuple[int, str] | None]]] = {}
+        self.facets: dict[tuple[int, bytes, bytes], None] = {}
+        self.ends: dict[int, int] = {}
+        """By stream: how many items were committed."""
+        self.freed: set[int] = set()
+        self.sweeps: set[str] = set()
+
+    def copy(self) -> Ledger:
+        new = Ledger(self.folder)
+        for name, value in vars(self).items():
+            held = value.copy() if isinstance(value, (dict, list, set)) else value
+            setattr(new, name, held)
+        new.gaps = {seq: list(found) for seq, found in self.gaps.items()}
+        new.pins = 0
+        return new
+
+    @property
+    def there(self) -> bool:
+        """Whether there is such a session: the first commit makes it, and gc may remove it."""
+        return self.entries > 0 and not self.removed
+
+    # -- reading the log -----------------------------------------------------------------------
+
+    def status(self) -> tuple[int, int] | None:
+        """Inode and size of the log now; None if there is none."""
+        try:
+            found = os.stat(self.folder / LOG)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size
+
+    def read(self) -> None:
+        """All that was added since. Lines that are not complete yet are left for later."""
+        try:
+            handle = os.open(self.folder / LOG, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            found = os.fstat(handle)
+            self.inode = found.st_ino
+            data = os.pread(handle, found.st_size - self.size, self.size)
+        finally:
+            os.close(handle)
+        whole = data.rfind(b"\n") + 1
+        for entry in self._entries(data[:whole]):
+            self.apply(entry)
+        self.size += whole
+        self._doubt(found.st_size)
+
+    def _entries(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Sound lines in their order; what lies between is noted as damaged."""
+        for line in data.split(b"\n")[:-1]:
+            entry = self._entry(line)
+            if entry is not None:
+                yield entry
+                continue
+            # The end of a line may be what is damaged: then two lie here.
+            at = line.find(_BEGIN, 1)
+            while at > 0:
+                for part in (line[: at - 1], line[at:]):
+                    entry = self._entry(part)
+                    if entry is not None:
+                        yield entry
+                at = line.find(_BEGIN, at + 1)
+
+    def _entry(self, line: bytes) -> dict[str, Any] | None:
+        digits = line[len(_BEGIN) : line.find(b",")]
+        if not line.startswith(_BEGIN) or not digits.isdigit():
+            return None
+        return text.read_line(int(digits), line)
+
+    def apply(self, entry: dict[str, Any]) -> None:
+        n = entry["n"]
+        dropped = {k for low, high in entry.get("dropped", ()) for k in range(low, high)}
+        if dropped:
+            self.damaged = [k for k in self.damaged if k not in dropped]
+        if n <= self.entries:
+            return  # a line that was found twice
+        self.damaged += [k for k in range(self.entries + 1, n) if k not in dropped]
+        self.entries = n
+        try:
+            self._apply(entry)
+        except (*_MALFORMED, Corrupt):
+            self.damaged.append(n)
+
+    def _doubt(self, seen: int) -> None:
+        """If the log was longer once, its end is damaged, and so the head unknown."""
+        try:
+            known = int((self.folder / HEAD).read_bytes().split()[0])
+        except (OSError, ValueError, IndexError):
+            return
+        if known > self.entries and self.status() == (self.inode, seen):
+            self.damaged += range(self.entries + 1, known + 1)
+            self.entries = known
+            self.head = DAMAGED_HEAD
+
+    # -- what it says --------------------------------------------------------------------------
+
+    def _apply(self, entry: dict[str, Any]) -> None:
+        name, row = text.hide_name, text.hide_row
+        if "create" in entry:
+            number, shown, body = entry["create"]
+            self.number, self.name, self.row = number, name(shown), row(body)
+        if "rename" in entry:
+            self.name, self.row = name(entry["rename"][0]), row(entry["rename"][1])
+        if "origin" in entry:
+            session, seq = entry["origin"]
+            self.origin = (session, seq)
+        if "head" in entry:
+            self.head = row(entry["head"])
+        if "checkpoint" in entry:
+            self.add(entry["checkpoint"][0], _hide_id(entry["checkpoint"][1]))
+        for stream, end in entry.get("streams", ()):
+            self.ends[stream] = end
+        for key, seq in entry.get("keys", ()):
+            self.keys[name(key)] = seq
+        for seq, kind, value in entry.get("unmarks", ()):
+            self.marks.pop((seq, kind, name(value)), None)
+        for seq, kind, value, body in entry.get("marks", ()):
+            self.marks[seq, kind, name(value)] = row(body)
+        if "operation" in entry:
+            self.operations[entry["operation"][0]] = row(entry["operation"][1])
+        for seq, body in entry.get("tombs", ()):
+            self.tombs[seq] = row(body)
+        for seq in entry.get("untombs", ()):
+            self.tombs.pop(seq, None)
+        for kind, value, id in entry.get("unfacets", ()):
+            self.facets.pop((kind, name(value), _hide_id(id)), None)
+        for kind, value, id in entry.get("facets", ()):
+            self.facets[kind, name(value), _hide_id(id)] = None
+        self._apply_sweep(entry)
+
+    def _apply_sweep(self, entry: dict[str, Any]) -> None:
+        for seq in entry.get("freed", ()):
+            self.forget(seq)
+        for key in entry.get("unkeys", ()):
+            self.keys.pop(text.hide_name(key), None)
+        condition = tuple(entry["if"]) if "if" in entry else None
+        for seq, ancestor, body in entry.get("gaps", ()):
+            gap = (ancestor, text.hide_row(body), condition)
+            self.gaps.setdefault(seq, []).append(gap)
+        if "sweep" in entry:
+            self.sweeps.add(entry["sweep"])
+        self.removed = self.removed or "removed" in entry
+
+    def add(self, seq: int, id: bytes) -> None:
+        if not self.order or seq > self.order[-1]:
+            self.order.append(seq)
+        elif seq not in self.ids:
+            insort(self.order, seq)
+        self.ids[seq] = id
+
+    def forget(self, seq: int) -> None:
+        self.freed.add(seq)
+        if self.ids.pop(seq, None) is not None:
+            del self.order[bisect_left(self.order, seq)]
+        self.tombs.pop(seq, None)
+        self.gaps.pop(seq, None)
+        for mark in [m for m in self.marks if m[0] == seq]:
+            del self.marks[mark]
+
+    # -- writing the log -----------------------------------------------------------------------
+
+    def line(self, entry: dict[str, Any]) -> bytes:
+        """The next line."""
+        n = self.entries + 1
+        return text.seal_line(n, {"n": n, **entry})
+
+    def slim(self, data: bytes) -> bytes | None:
+        """The log without the lines of checkpoints that are freed; None if that is not worth it."""
+        kept: list[bytes] = []
+        dropped: list[list[int]] = []
+        saved = 0
+        for line in data.split(b"\n")[:-1]:
+            entry = self._entry(line)
+            if entry is None or not self._is_idle(entry):
+                kept.append(line + b"\n")
+                continue
+            saved += len(line)
+            for low, high in entry.get("dropped", [[entry["n"], entry["n"] + 1]]):
+                if dropped and dropped[-1][1] == low:
+                    dropped[-1][1] = high
+                else:
+                    dropped.append([low, high])
+            if "dropped" in entry:
+                dropped = _joined([*dropped, [entry["n"], entry["n"] + 1]])
+        if 4 * saved < len(data):
+            return None
+        ends = [[stream, end] for stream, end in self.ends.items()]
+        note: dict[str, Any] = {"dropped": _joined(dropped), "streams": ends}
+        if self.head is not None:
+            note["head"] = text.show_row(self.head)
+        return b"".join(kept) + self.line(note)
+
+    def _is_idle(self, entry: dict[str, Any]) -> bool:
+        """Whether nothing of what a line says matters any more."""
+        if "dropped" in entry:
+            return True
+        seq = entry.get("checkpoint", [0])[0]
+        return seq > 0 and seq not in self.ids and entry.keys() <= _IDLE
+
+
+_IDLE = {"n", "checkpoint", "head", "streams", "facets", "keys", "marks"}
+
+
+def _joined(runs: list[list[int]]) -> list[list[int]]:
+    out: list[list[int]] = []
+    for low, high in sorted(runs):
+        if out and low <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], high)
+        else:
+            out.append([low, high])
+    return out
+
+
+class Identity(NamedTuple):
+    """What a session's folder was made for, should the first line of the log be damaged."""
+
+    number: int
+    names: tuple[bytes, ...]
+    """All that it has had, or was about to get."""
+    row: bytes
+    origin: tuple[int, int] | None
+
+    def show(self) -> bytes:
+        shown = {
+            "session": [text.show_name(name) for name in self.names],
+            "number": self.number,
+            "row": text.show_row(self.row),
+            "origin": self.origin,
+        }
+        return portable.dumps(shown) + b"\n"
+
+    @classmethod
+    def read(cls, data: bytes) -> Identity | None:
+        """None if the file is damaged."""
+        try:
+            shown = portable.loads(data)
+            names = tuple([text.hide_name(name) for name in shown["session"]])
+            origin = None if shown["origin"] is None else (shown["origin"][0], shown["origin"][1])
+            found = cls(shown["number"], names, text.hide_row(shown["row"]), origin)
+        except (*_MALFORMED, Corrupt):
+            return None
+        return found if found.show() == data else None

@@ -1,0 +1,330 @@
+"""Reading a store of files: each session as of the moment it was first looked at."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.backends import files_streams, files_text
+from holdfast.backends.base import Reader
+from holdfast.backends.files_catalog import CHECKPOINTS, gone
+from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
+from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.backends.files_catalog import Catalog
+    from holdfast.backends.files_ledger import Ledger
+    from holdfast.backends.files_streams import Streams
+
+BLOBS = "blobs"
+
+
+def blob_path(root: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return root / BLOBS / name[:2] / f"{name}.json"
+
+
+def record_path(folder: Path, seq: int) -> Path:
+    return folder / CHECKPOINTS / f"{seq:06}.json"
+
+
+class Everything(NamedTuple):
+    """What is looked up across sessions, in order."""
+
+    ids: list[tuple[bytes, int, int]]
+    facets: dict[tuple[int, bytes], list[bytes]]
+
+
+class FilesReader(Reader):
+    def __init__(self, root: Path, catalog: Catalog, streams: Streams) -> None:
+        self._root, self._catalog, self._streams = root, catalog, streams
+        self._pinned: dict[int, Ledger | None] = {}
+        self._everything: Everything | None = None
+
+    def close(self) -> None:
+        for ledger in self._pinned.values():
+            if ledger is not None:
+                ledger.pins -= 1
+        self._pinned.clear()
+
+    def ledger(self, session: int) -> Ledger | None:
+        """Of a session that is there; the same one at every look."""
+        if session not in self._pinned:
+            with self._catalog._lock:
+                found = self._catalog.ledger(session)
+                ledger = found if found is not None and found.there else None
+                if ledger is not None:
+                    ledger.pins += 1
+                self._pinned[session] = ledger
+        return self._pinned[session]
+
+    def _ledgers(self) -> list[Ledger]:
+        found = [self.ledger(folder.identity.number) for folder in self._catalog.folders()]
+        return [ledger for ledger in found if ledger is not None]
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def session(self, name: bytes) -> tuple[int, bytes] | None:
+        for session in self._catalog.named(name):
+            ledger = self.ledger(session)
+            if ledger is not None and ledger.name == name:
+                return session, ledger.row
+        return None
+
+    def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
+        ledger = self.ledger(session)
+        return None if ledger is None else (ledger.name, ledger.row)
+
+    def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
+        found = sorted(
+            (ledger.name, ledger.number, ledger.row)
+            for ledger in self._ledgers()
+            if after is None or ledger.name > after
+        )
+        return [(number, name, row) for name, number, row in found[:limit]]
+
+    def head(self, session: int) -> bytes | None:
+        ledger = self.ledger(session)
+        return None if ledger is None else ledger.head
+
+    def forks(self, session: int, low: int, high: int) -> list[tuple[int, int]]:
+        return sorted(
+            (ledger.origin[1], ledger.number)
+            for ledger in self._ledgers()
+            if ledger.origin is not None
+            and ledger.origin[0] == session
+            and low <= ledger.origin[1] <= high
+        )
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def checkpoint(self, session: int, seq: int) -> tuple[bytes, bytes] | None:
+        ledger = self.ledger(session)
+        if ledger is None or seq not in ledger.ids:
+            return None
+        path = record_path(ledger.folder, seq)
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            now = self._catalog.ledger(session)
+            if now is None or seq not in now.ids:
+                raise gone(path) from None
+            return None
+        return ledger.ids[seq], files_text.hide_checkpoint(text)
+
+    def checkpoints(
+        self, session: int, low: int, high: int, limit: int
+    ) -> list[tuple[int, bytes, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        out = []
+        for seq in ledger.order[bisect_left(ledger.order, low) : bisect_right(ledger.order, high)]:
+            found = self.checkpoint(session, seq)
+            if found is not None:
+                out.append((seq, *found))
+                if len(out) == limit:
+                    break
+        return out
+
+    def find_key(self, session: int, key: bytes) -> int | None:
+        ledger = self.ledger(session)
+        return None if ledger is None else ledger.keys.get(key)
+
+    def count_checkpoints(self) -> int:
+        return sum([len(ledger.ids) for ledger in self._ledgers()])
+
+    # -- across sessions -----------------------------------------------------------------------
+
+    def _all(self) -> Everything:
+        if self._everything is None:
+            ledgers = self._ledgers()
+            key = tuple([(ledger.number, ledger.inode, ledger.entries) for ledger in ledgers])
+            known = self._catalog.everything
+            if known is not None and known[0] == key:
+                found: Everything = known[1]
+                self._everything = found
+                return found
+            ids: list[tuple[bytes, int, int]] = []
+            facets: dict[tuple[int, bytes], list[bytes]] = {}
+            for ledger in ledgers:
+                ids += [(id, ledger.number, seq) for seq, id in ledger.ids.items()]
+                for kind, value, id in ledger.facets:
+                    facets.setdefault((kind, value), []).append(id)
+            for same in facets.values():
+                same.sort()
+            self._everything = Everything(sorted(ids), facets)
+            self._catalog.everything = (key, self._everything)
+        return self._everything
+
+    def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        found = self._all().ids
+        start, stop = bisect_left(found, (low,)), bisect_right(found, (high, MAX_SEQ + 1))
+        return [(s, seq, id) for id, s, seq in found[start : min(stop, start + limit)]]
+
+    def newest_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
+        found = self._all().ids
+        start, stop = bisect_left(found, (low,)), bisect_left(found, (high,))
+        return [(s, seq, id) for id, s, seq in found[max(start, stop - limit) : stop][::-1]]
+
+    def find_facets(
+        self, kind: int, value: bytes, low: bytes, high: bytes, limit: int
+    ) -> list[bytes]:
+        found = self._all().facets.get((kind, value), [])
+        start, stop = bisect_left(found, low), bisect_left(found, high)
+        return found[max(start, stop - limit) : stop][::-1]
+
+    def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
+        found = sorted(
+            (position(ledger.number, seq), row)
+            for ledger in self._ledgers()
+            for seq, row in ledger.tombs.items()
+        )
+        return [(pos, row) for pos, row in found if pos > after][:limit]
+
+    def count_buried(self) -> int:
+        return sum([len(ledger.tombs) for ledger in self._ledgers()])
+
+    # -- what else a session has ---------------------------------------------------------------
+
+    def marks(self, session: int, low: int, high: int) -> list[tuple[int, int, bytes, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        return sorted((*at, row) for at, row in ledger.marks.items() if low <= at[0] <= high)
+
+    def find_marks(self, session: int, kind: int, value: bytes) -> list[tuple[int, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        found = [(q, row) for (q, k, v), row in ledger.marks.items() if (k, v) == (kind, value)]
+        return sorted(found, reverse=True)
+
+    def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        held = ledger.operations
+        if high - low < len(held):
+            return [(n, held[n]) for n in range(low, high + 1) if n in held]
+        return sorted((n, row) for n, row in held.items() if low <= n <= high)
+
+    def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        if low == high:
+            return [(low, ledger.tombs[low])] if low in ledger.tombs else []
+        return sorted((seq, row) for seq, row in ledger.tombs.items() if low <= seq <= high)
+
+    def _gap(self, ledger: Ledger, seq: int) -> tuple[int | None, bytes] | None:
+        """The newest one that holds: one that another session's gc wrote, if that went through."""
+        for ancestor, row, condition in reversed(ledger.gaps.get(seq, [])):
+            if condition is None or self._was_swept(*condition):
+                return ancestor, row
+        return None
+
+    def _was_swept(self, session: int, mark: str) -> bool:
+        ledger = self.ledger(session)
+        return ledger is None or mark in ledger.sweeps
+
+    def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None or not ledger.gaps:
+            return []
+        seqs = [low] if low == high else sorted(s for s in ledger.gaps if low <= s <= high)
+        found = [(seq, self._gap(ledger, seq)) for seq in seqs]
+        return [(seq, gap[1]) for seq, gap in found if gap is not None]
+
+    def gaps_below(self, session: int) -> list[tuple[int, int]]:
+        out = []
+        for ledger in self._ledgers():
+            for seq in ledger.gaps:
+                gap = self._gap(ledger, seq)
+                if gap is not None and gap[0] is not None and gap[0] >> SEQ_BITS == session:
+                    out.append((ledger.number, seq))
+        return sorted(out)
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
+        path = self._catalog.stream(stream)
+        return [] if path is None else [*self._streams.read(path, start, stop)]
+
+    def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
+        out: list[tuple[int, int, bytes]] = []
+        for stream, path in self._catalog.streams():
+            base = stream << STREAM_BITS
+            low = max(after + 1 - base, 0)
+            if low >= MAX_ITEMS:
+                continue
+            for n, text in self._streams.lines(path, low, limit - len(out)):
+                line = files_streams.hide(text)
+                begin = line.row[:9] if line is not None else b""
+                out.append((base | n, len(text), begin))
+            if len(out) >= limit:
+                break
+        return out
+
+    def blob(self, digest: bytes) -> bytes | None:
+        try:
+            return files_streams.hide_blob(blob_path(self._root, digest).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def blob_files(self) -> list[tuple[bytes, os.stat_result]]:
+        out = []
+        for folder in sorted(os.listdir(self._root / BLOBS)):
+            for entry in sorted(os.scandir(self._root / BLOBS / folder), key=lambda e: e.name):
+                name = entry.name.removesuffix(".json")
+                if len(name) == 64 and not name.startswith("."):
+                    out.append((bytes.fromhex(name), entry.stat()))
+        return out
+
+    def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
+        found = self.blob_files()[after : after + limit]
+        return [
+            (after + n, digest, status.st_size, status.st_mtime_ns)
+            for n, (digest, status) in enumerate(found, start=1)
+        ]
+
+    # -- the store -----------------------------------------------------------------------------
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        counted: dict[str, list[int]] = {}
+        for _, path in self._catalog.streams():
+            lines = self._streams.lines(path, 0, MAX_ITEMS)
+            counted.setdefault("items", []).extend([len(text) for _, text in lines])
+        counted["blobs"] = [status.st_size for _, status in self.blob_files()]
+        for ledger in self._ledgers():
+            rows = {
+                "sessions": [ledger.row],
+                "operations": ledger.operations.values(),
+                "marks": ledger.marks.values(),
+                "tombs": ledger.tombs.values(),
+                "gaps": [gap[1] for seq in ledger.gaps if (gap := self._gap(ledger, seq))],
+            }
+            for kind, bodies in rows.items():
+                counted.setdefault(kind, []).extend([len(body) for body in bodies])
+            for seq in ledger.order:
+                path = record_path(ledger.folder, seq)
+                if path.exists():
+                    counted.setdefault("checkpoints", []).append(path.stat().st_size)
+        kinds = (
+            "items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps",
+        )  # fmt: skip
+        return {k: (len(counted.get(k, [])), sum(counted.get(k, []))) for k in kinds}
+
+    def check(self) -> Iterator[str]:
+        """What is in memory is right, whatever has become of the files: so they are read again."""
+        self.close()
+        self._catalog.reload()
+        for name in self._catalog.unknown():
+            yield f"the folder {name} is no session's, as far as can be told"
+        for ledger in self._ledgers():
+            for n in ledger.damaged:
+                yield f"line {n} of {ledger.folder.name}/log.jsonl is damaged or missing"

@@ -1,0 +1,159 @@
+"""Rows as the JSON that the files backend keeps: readable, and exactly the same bytes again.
+
+A row becomes `[digest, payload]`, or `[digest, payload, flags]`. What SQLite keeps compressed is
+kept as it is here; the digest is then that of the plain row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from base64 import b64decode, b64encode
+from typing import Any
+
+import ormsgpack
+from xxhash import xxh3_64_hexdigest
+
+from holdfast import ids
+from holdfast.codec import portable, records, rows, values
+from holdfast.errors import UNREADABLE, Corrupt
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_SUM = b',"sum":"'
+_TAIL = len(_SUM) + 16 + len(b'"}')
+_SHORT = records.FIELDS
+_LONG = {short: name for name, short in _SHORT.items()}
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+def plain(kind: int, address: int, row: bytes) -> bytes:
+    """The same row, not compressed."""
+    if len(row) < 9 or not row[8] & rows.ZSTD:
+        return row
+    try:
+        flags, payload = rows.unseal(kind, address, row, "a row")
+    except UNREADABLE:
+        return row  # it is not ours to judge
+    return rows.seal(kind, address, payload, flags & ~rows.ZSTD, rows.PLAIN)
+
+
+def show_row(row: bytes) -> Any:
+    if len(row) < 9:
+        return {"$raw": b64encode(row).decode()}
+    shown = [row[:8].hex(), portable.show(row[9:])]
+    return [*shown, row[8]] if row[8] else shown
+
+
+def hide_row(shown: Any) -> bytes:
+    if type(shown) is dict:
+        return b64decode(shown["$raw"], validate=True)
+    digest, payload, *flags = shown
+    return bytes.fromhex(digest) + bytes(flags or (0,)) + portable.hide(payload)
+
+
+def show_name(raw: bytes) -> Any:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"$bytes": b64encode(raw).decode()}
+
+
+def hide_name(shown: Any) -> bytes:
+    if type(shown) is str:
+        return shown.encode()
+    return b64decode(shown["$bytes"], validate=True)
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+def seal_line(seed: int, entry: dict[str, Any]) -> bytes:
+    """A line whose last field is a digest over all before it."""
+    text = portable.dumps(entry)[:-1]
+    return text + _SUM + xxh3_64_hexdigest(text, seed).encode() + b'"}\n'
+
+
+def read_line(seed: int, line: bytes) -> dict[str, Any] | None:
+    """The entry of a line without its end; None if it is not what was written."""
+    text = line[:-_TAIL]
+    if line[-_TAIL:] != _SUM + xxh3_64_hexdigest(text, seed).encode() + b'"}':
+        return None
+    try:
+        entry = portable.loads(text + b"}")
+    except ValueError:
+        return None
+    return entry if type(entry) is dict else None
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
+    """The file of a checkpoint, a field a line."""
+    shown: dict[str, Any] = {"id": ids.to_text(id), "seq": seq}
+    try:
+        shown |= _show_record(row)
+        if _hide_record(shown) != row:
+            raise ValueError
+    except (*_MALFORMED, Corrupt):
+        shown = {"id": ids.to_text(id), "seq": seq, "row": show_row(row)}
+    fields = [portable.dumps(k) + b": " + portable.dumps(v) for k, v in shown.items()]
+    return b"{" + b",\n ".join(fields) + b"}\n"
+
+
+def hide_checkpoint(text: bytes) -> bytes:
+    """The row in a checkpoint's file; one that is damaged if the file is."""
+    try:
+        shown = portable.loads(text)
+        row = hide_row(shown["row"]) if "row" in shown else _hide_record(shown)
+        # Whatever else may have happened to the file: it says what it said.
+        id = ids.from_text(shown["id"])
+        if id is None or show_checkpoint(shown["seq"], id, row) != text:
+            raise ValueError
+    except (*_MALFORMED, Corrupt):
+        return b"a file that is damaged"
+    return row
+
+
+def _show_record(row: bytes) -> dict[str, Any]:
+    if row[8]:
+        raise ValueError("not a plain row")
+    digest, meta, line, size, added, root, skip = ormsgpack.unpackb(row[9:])
+    fields = values.decode(meta, values.keep_tags)
+    step, created, operation, parent_seq, parent = fields[:5]
+    shown: dict[str, Any] = {
+        "step": step,
+        "created": (_EPOCH + created * _MICROSECOND).isoformat(timespec="microseconds"),
+        "operation": records.OPERATIONS[operation],
+        "parent": None if parent is None else ids.to_text(parent),
+    }
+    if parent_seq is not None:
+        shown["parent_seq"] = parent_seq
+    if len(fields) > 5:
+        named = {_LONG[short]: value for short, value in fields[5].items()}
+        shown["fields"] = portable.show(_pack(named))
+    shown |= {"hash": digest.hex(), "size": size, "added": added, "line": line}
+    if skip is not None:
+        shown["skip"] = skip
+    return shown | {"state": portable.show(root), "sum": row[:8].hex()}
+
+
+def _hide_record(shown: dict[str, Any]) -> bytes:
+    created = (dt.datetime.fromisoformat(shown["created"]) - _EPOCH) // _MICROSECOND
+    parent = None if shown["parent"] is None else ids.from_text(shown["parent"])
+    operation = records.OPERATIONS.index(shown["operation"])
+    fields = [shown["step"], created, operation, shown.get("parent_seq"), parent]
+    if "fields" in shown:
+        named = values.decode(portable.hide(shown["fields"]), values.keep_tags)
+        fields.append({_SHORT[name]: value for name, value in named.items()})
+    payload = ormsgpack.packb(
+        [
+            bytes.fromhex(shown["hash"]), _pack(fields), shown["line"], shown["size"],
+            shown["added"], portable.hide(shown["state"]), shown.get("skip"),
+        ]
+    )  # fmt: skip
+    return bytes.fromhex(shown["sum"]) + b"\0" + payload
+
+
+def _pack(value: Any) -> bytes:
+    return ormsgpack.packb(value, None, values.PACK)

@@ -1,0 +1,307 @@
+"""Writing to a store of files: first what a commit refers to, then its line in the log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends import disk, files_text
+from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS, Catalog
+from holdfast.backends.files_ledger import DAMAGED_HEAD, HEAD, LOG, Identity, Ledger, entry_of
+from holdfast.backends.files_reader import blob_path, record_path
+from holdfast.backends.files_streams import Streams, items_of, show_blob
+from holdfast.codec import rows
+from holdfast.codec.records import checkpoint_address
+from holdfast.errors import KeyTaken, SessionExists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+SESSIONS, VERSION, LOCKS = "sessions", "version", "locks"
+_NOTES = Notes()
+_PATIENCE = 2.0
+"""Seconds that removing files waits for readers."""
+
+
+@dataclass
+class Refuse:
+    """Data that gc has found to be needed by nobody, until it can be removed."""
+
+    items: dict[int, list[Any]] = field(default_factory=dict)
+    """By stream: rows that go together, and others in their place."""
+    blobs: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+class Home:
+    """A store's folder: who may write what, and how."""
+
+    def __init__(self, root: Path, *, durable: bool, timeout: float) -> None:
+        self.root, self.durable, self.timeout = root, durable, timeout
+        self.catalog = Catalog(root / SESSIONS)
+        self.streams = Streams()
+        self.refuse = Refuse()
+        self._local = threading.local()
+
+    def reset_lock(self) -> None:
+        self.catalog.reset_lock()
+        self.streams.reset_lock()
+
+    # -- locks ---------------------------------------------------------------------------------
+    # Always in this order: readers, names, sessions by number, blobs.
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Until this ends no file goes that was there. Who waits to remove some comes first."""
+        with ExitStack() as stack:
+            nested = getattr(self._local, "reading", 0)
+            if not nested:
+                with disk.locked(self.root / LOCKS / "turn", self.timeout, shared=True):
+                    lock = self.root / LOCKS / "readers"
+                    stack.enter_context(disk.locked(lock, self.timeout, shared=True))
+            self._local.reading = nested + 1
+            try:
+                yield
+            finally:
+                self._local.reading = nested
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody reads; Unavailable if somebody goes on reading."""
+        with (
+            disk.locked(self.root / LOCKS / "turn", _PATIENCE),
+            disk.locked(self.root / LOCKS / "readers", _PATIENCE),
+        ):
+            yield
+
+    @contextmanager
+    def names(self) -> Iterator[None]:
+        """Nobody else makes, renames or removes a session."""
+        with disk.locked(self.root / LOCKS / "names", self.timeout):
+            yield
+
+    @contextmanager
+    def blobs(self, *, shared: bool) -> Iterator[None]:
+        """Shared, no blob goes; otherwise nobody comes to need one."""
+        with disk.locked(self.root / LOCKS / "blobs", self.timeout, shared=shared):
+            yield
+
+    @contextmanager
+    def sessions(self, own: Iterable[int], others: Iterable[int] = ()) -> Iterator[None]:
+        """Nobody else writes to our sessions; nothing is written to the others."""
+        exclusive = set(own)
+        with ExitStack() as stack:
+            for number in sorted(exclusive | set(others)):
+                folder = self.catalog.folder(number)
+                if folder is not None:
+                    lock, shared = folder.path / LOCK, number not in exclusive
+                    try:
+                        stack.enter_context(disk.locked(lock, self.timeout, shared=shared))
+                    except FileNotFoundError:  # gc has removed it
+                        self.catalog.refresh(force=True)
+            yield
+
+    # -- the log -------------------------------------------------------------------------------
+
+    def log(self, ledger: Ledger, entry: dict[str, Any]) -> None:
+        """Add a line to the log: the commit. Each tells the head, so that the last one does."""
+        ledger = ledger.copy() if ledger.pins else ledger
+        if "head" not in entry and ledger.head is not None:
+            entry["head"] = files_text.show_row(ledger.head)
+        line = ledger.line(entry)
+        path = ledger.folder / LOG
+        new = not ledger.inode
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            found = os.fstat(handle)
+            at = ledger.size
+            if found.st_size > at and ledger.head == DAMAGED_HEAD:
+                at, line = found.st_size, b"\n" + line  # what is damaged there stays
+            elif found.st_size > at:
+                os.ftruncate(handle, at)  # torn, and so nobody's
+            try:
+                disk.write_all(handle, line, at)
+                if self.durable:
+                    disk.sync_handle(handle)
+                    if new:
+                        disk.sync(path.parent)
+            except BaseException:
+                self._take_back(path, handle, at)
+                raise
+        finally:
+            os.close(handle)
+        ledger.inode, ledger.size = found.st_ino, at + len(line)
+        ledger.apply({"n": ledger.entries + 1, **entry})
+        self.catalog.keep(ledger)
+        self._tell(ledger)
+
+    def _take_back(self, path: Path, handle: int, size: int) -> None:
+        """After a failure the line must not count: as a new file, so that readers notice."""
+        self.catalog.forget(path.parent)
+        os.ftruncate(handle, size)
+        disk.replace(path, os.pread(handle, size, 0), durable=self.durable)
+
+    def _tell(self, ledger: Ledger) -> None:
+        """Hints, not synced: how long the log is, and for watchers that something has happened."""
+        for path, text in (
+            (ledger.folder / HEAD, b"%-12d\n" % ledger.entries),
+            (self.root / VERSION, secrets.token_bytes(12)),
+        ):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(handle, text, 0)
+            finally:
+                os.close(handle)
+
+
+def commit(home: Home, change: Change) -> None:
+    notes = change.notes or _NOTES
+    session = change.session
+    with ExitStack() as stack:
+        if change.create is not None or notes.rename is not None:
+            stack.enter_context(home.names())
+            home.catalog.refresh(force=True)
+        if change.create is not None:
+            _check_name(home, change.create[0])
+            _make_folder(home, session, change.create, notes.origin)
+        needed = {s for s, _ in notes.needs}
+        stack.enter_context(home.sessions([session], needed))
+        ledger = _checked(home, change, notes)
+        if change.blobs or notes.shares:
+            stack.enter_context(home.blobs(shared=True))
+            _write_blobs(home, change, notes)
+        for other in needed - {session}:
+            _sync_log(home, other)
+        if notes.rename is not None:
+            _announce(home, ledger, notes.rename[0])
+        ends = _write_items(home, ledger, change)
+        if change.checkpoint is not None:
+            seq, id, row = change.checkpoint
+            row = files_text.plain(rows.CHECKPOINT, checkpoint_address(session, seq, id), row)
+            text = files_text.show_checkpoint(seq, id, row)
+            disk.replace(record_path(ledger.folder, seq), text, durable=home.durable)
+        home.log(ledger, entry_of(change, notes, ends))
+
+
+def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
+    """The session's ledger, if it is such that the change can be made."""
+    folder = home.catalog.folder(change.session)
+    ledger = home.catalog.ledger(change.session)
+    if change.create is not None:
+        if ledger is not None and ledger.there:
+            raise SessionExists("a session of this name exists already")
+        if ledger is None and folder is not None:
+            ledger = Ledger(folder.path)
+    elif ledger is None or not ledger.there or (ledger.head or b"") != change.expect:
+        raise Moved
+    if ledger is None:
+        raise Moved
+    if notes.rename is not None:
+        _check_name(home, notes.rename[0])
+    if notes.key is not None and notes.key in ledger.keys:
+        raise KeyTaken("the key names another checkpoint of this session")
+    for session, seq in notes.needs:
+        other = home.catalog.ledger(session)
+        if other is None or not other.there or seq not in other.ids:
+            raise Gone
+        if seq in other.tombs and seq not in notes.untombs:
+            raise Gone
+    return ledger
+
+
+def _check_name(home: Home, name: bytes) -> None:
+    for number in home.catalog.named(name):
+        ledger = home.catalog.ledger(number)
+        if ledger is not None and ledger.there and ledger.name == name:
+            raise SessionExists("a session of this name exists already")
+
+
+def _make_folder(
+    home: Home, session: int, create: tuple[bytes, bytes], origin: tuple[int, int] | None
+) -> None:
+    """A folder that is complete when it appears. Without a log it is no session yet."""
+    name, row = create
+    known = home.catalog.folder(session)
+    if known is not None and known.identity.names == (name,):
+        return  # of an attempt that failed
+    root = home.catalog.root
+    draft = root / f"{disk.TEMPORARY}{secrets.token_hex(8)}"
+    os.mkdir(draft, 0o700)
+    os.mkdir(draft / CHECKPOINTS, 0o700)
+    os.mkdir(draft / STREAMS, 0o700)
+    identity = Identity(session, (name,), row, origin)
+    disk.replace(draft / SESSION, identity.show(), durable=home.durable)
+    os.rename(draft, home.catalog.place(session, name))
+    if home.durable:
+        disk.sync(root)
+    home.catalog.refresh(force=True)
+
+
+def _announce(home: Home, ledger: Ledger, name: bytes) -> None:
+    """A name that the session is about to get, where it will be looked for."""
+    folder = home.catalog.folder(ledger.number)
+    if folder is not None and name not in folder.identity.names:
+        names = (*folder.identity.names, name)
+        identity = folder.identity._replace(names=names)
+        disk.replace(folder.path / SESSION, identity.show(), durable=home.durable)
+        os.utime(home.catalog.root)
+        home.catalog.refresh(force=True)
+
+
+def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
+    folders: set[Path] = set()
+    for digest in notes.shares:
+        path = blob_path(home.root, digest)
+        if not path.exists():
+            raise Gone
+        _share(path)
+        folders.add(path.parent)
+    for digest, row, rewrite in change.blobs:
+        path = blob_path(home.root, digest)
+        if path.exists() and not rewrite:
+            _share(path)
+            folders.add(path.parent)
+            continue
+        disk.make_folder(path.parent, durable=home.durable)
+        row = files_text.plain(rows.BLOB, int.from_bytes(digest[:8], "big"), row)
+        disk.replace(path, show_blob(row), durable=home.durable)
+    if home.durable:
+        for folder in folders:  # another's file may not be durable yet
+            disk.sync(folder)
+
+
+def _share(path: Path) -> None:
+    """Its time tells gc that somebody has come to need it."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _sync_log(home: Home, session: int) -> None:
+    """What we build on may have been written, and not synced, by one who was killed."""
+    folder = home.catalog.folder(session)
+    if home.durable and folder is not None:
+        disk.sync(folder.path / LOG)
+
+
+def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
+    """Add the items that are not there yet; streams, and where they end now."""
+    new: dict[int, list[Any]] = {}
+    for write in change.rows:
+        end = ledger.ends.get(write.stream, 0)
+        lines = new.setdefault(write.stream, [])
+        lines += [line for line in items_of(write) if line.n >= end]
+    ends = []
+    for stream, lines in new.items():
+        if lines:
+            lines.sort()
+            path = ledger.folder / STREAMS / f"{stream}.jsonl"
+            end = ledger.ends.get(stream, 0)
+            home.streams.append(path, end, lines, durable=home.durable)
+            ends.append([stream, lines[-1].n + 1])
+    return ends

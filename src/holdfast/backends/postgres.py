@@ -1,0 +1,381 @@
+"""PostgreSQL: many machines, one store.
+
+A save is one statement, durable when it returns. Where a connection breaks in a commit, nobody
+knows whether the change was made: it is then made again, which its comparison of the head makes
+safe, and if that is refused, one looks whether it had been made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+import weakref
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+
+from holdfast.backends import postgres_schema as schemas
+from holdfast.backends import postgres_writer as writer
+from holdfast.backends.base import Backend, Change, Gone, Moved, Reader
+from holdfast.backends.postgres_link import Link, Target, is_cut, is_worth_another_try
+from holdfast.backends.postgres_pool import Connections
+from holdfast.backends.postgres_reader import PostgresReader
+from holdfast.backends.postgres_signals import Listener, Notifier
+from holdfast.codec.records import seal_counter, unseal_counter
+from holdfast.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.backends.base import Sweep, Trim
+
+_log = logging.getLogger("holdfast")
+_T = TypeVar("_T")
+
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SNAPSHOT = "SELECT pg_current_snapshot()::text"
+# Of rows, each commit leaves one with a higher xmin; so no two of these are alike.
+_STATE = _SNAPSHOT + ", count(*), sum(xmin::text::bigint)::text FROM heads"
+
+
+class PostgresBackend(Backend):
+    """Safe for threads and processes; after a fork the child makes connections of its own."""
+
+    name = "postgresql"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool | None = None,
+        read_only: bool = False,
+        durability: str = "full",
+        timeout: float = 30.0,
+        schema: str | None = None,
+        pool_size: int = 8,
+    ) -> None:
+        if type(pool_size) is not int or pool_size < 1:
+            raise InvalidRequest(f"pool_size must be a number from 1 on, not {pool_size!r}")
+        self.read_only = read_only
+        self._timeout = timeout
+        self._target = target = Target.parse(
+            url, schema, timeout=timeout, read_only=read_only, durability=durability
+        )
+        self.path = target.shown
+        self._connections = Connections(target, pool_size)
+        self._notifier, self._listener = Notifier(self._connections, target), Listener(target)
+        self._version: tuple[object, object] = (None, None)
+        with self._maintenance() as link:
+            schemas.prepare(link, target, create=bool(create) and not read_only)
+        _open_backends.add(self)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    @contextmanager
+    def _maintenance(self) -> Iterator[Link]:
+        """A connection for one long task, which keeps none from those who save."""
+        self._connections.check_open()
+        with self._target.translated():
+            link = self._target.connect()
+            try:
+                yield link
+            finally:
+                link.close()
+
+    def _check_writable(self) -> None:
+        self._connections.check_open()
+        if self.read_only:
+            raise Unavailable(f"the store {self.path} was opened read-only")
+
+    def _go_on(self, e: psycopg.Error, deadline: float, pause: float) -> None:
+        """Before another try; raises if there is no use or no time for one."""
+        cut = is_cut(e)
+        if time.monotonic() + pause >= deadline or not (cut or is_worth_another_try(e)):
+            raise self._target.error(e) from e
+        if cut:
+            self._connections.distrust()
+        time.sleep(pause)
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        self._connections.check_open()
+        with self._target.translated(), ExitStack() as held:
+
+            def begin() -> Link:
+                deadline = self._deadline()
+                for pause in _pauses():
+                    lent = ExitStack()
+                    try:
+                        link = lent.enter_context(self._connections.lend(deadline))
+                        link.execute(_BEGIN)
+                    except psycopg.Error as e:
+                        lent.close()
+                        self._go_on(e, deadline, pause)
+                    except BaseException:
+                        lent.close()
+                        raise
+                    else:
+                        held.push(lent)
+                        held.callback(_roll_back, link)
+                        link.deadline = None
+                        return link
+                raise AssertionError
+
+            yield PostgresReader(begin(), self._target, begin)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def commit(self, change: Change) -> None:
+        self._check_writable()
+        deadline = self._deadline()
+        unsure: psycopg.Error | None = None
+        for pause in _pauses():
+            try:
+                with self._connections.lend(deadline) as link:
+                    self._attempt(link, change, unsure)
+                break
+            except psycopg.Error as e:
+                if is_cut(e):
+                    unsure = e
+                try:
+                    self._go_on(e, deadline, pause)
+                except Unavailable as refused:
+                    if unsure is not None:
+                        raise self._unknown(unsure) from e
+                    raise refused from e
+        self._notifier.poke()
+
+    def _attempt(self, link: Link, change: Change, unsure: psycopg.Error | None) -> None:
+        """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
+
+        It gets the time it needs even if that is the last: a lock is given up sooner than that.
+        """
+        link.deadline = time.monotonic() + max(self._timeout / 3, _seconds(change))
+        try:
+            writer.write(link, change)
+        except (Moved, Gone, Conflict):
+            if unsure is None:
+                raise
+            link.deadline = None
+            made = writer.landed(link, change)
+            if made is None:
+                raise self._unknown(unsure) from None
+            if not made:
+                raise
+
+    def _unknown(self, e: psycopg.Error) -> Unavailable:
+        return Unavailable(
+            f"the connection to {self.path} broke in a commit: {self._target.plain(e)}",
+            hint="the change may have been made or not; refresh() and look before trying again",
+        )
+
+    @contextmanager
+    def _gc(self, link: Link) -> Iterator[None]:
+        """A transaction of gc, one at a time."""
+        with link.transaction():
+            link.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
+                (schemas.lock_key(self._target.schema, "gc"),),
+            )
+            yield
+
+    def _collect(self, do: Callable[[Link], _T]) -> _T:
+        """In a transaction of gc. What was done already is not found a second time."""
+        self._check_writable()
+        deadline = self._deadline()
+        for pause in _pauses():
+            try:
+                link = self._target.connect()
+                try:
+                    with self._gc(link):
+                        done = do(link)
+                finally:
+                    link.close()
+                self._notifier.poke()
+                return done
+            except psycopg.Error as e:
+                self._go_on(e, deadline, pause)
+        raise AssertionError
+
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+        def do(link: Link) -> list[bool]:
+            writer.lock_heads(link, sweeps)
+            reader = PostgresReader(link, self._target)
+            done = []
+            for sweep in sweeps:
+                done.append(sweep.is_current(reader))
+                if done[-1]:
+                    writer.sweep(link, sweep)
+            return done
+
+        return self._collect(do)
+
+    def trim(self, trim: Trim) -> int:
+        return self._collect(lambda link: writer.trim(link, trim))
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Make room that was freed usable again; what lies at the end of a table is given back."""
+        self._check_writable()
+        tables = [*schemas.TABLES]
+        with self._maintenance() as link:
+            _take_your_time(link)
+            for n, table in enumerate(tables, start=1):
+                self._tend(link, f"VACUUM {table}")
+                if progress is not None:
+                    progress(n, len(tables))
+
+    def reindex(self) -> None:
+        self._check_writable()
+        with self._maintenance() as link:
+            _take_your_time(link)
+            for table in schemas.TABLES:
+                self._tend(link, f"REINDEX TABLE {table}")
+            for table, column in (("sessions", "name"), ("marks", "value")):
+                link.execute(
+                    f"UPDATE {table} SET hash = sha256({column}) "  # noqa: S608 - our own names
+                    f"WHERE hash <> sha256({column})"
+                )
+
+    def _tend(self, link: Link, sql: str) -> None:
+        """What only an owner may do, and what matters little if it has to wait for another time."""
+        try:
+            link.execute(sql)
+        except (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.DeadlockDetected) as e:
+            _log.warning("%s on %s was left out: %s", sql, self.path, self._target.plain(e))
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _aside(self, do: Callable[[Link], _T]) -> _T:
+        deadline = self._deadline()
+        for pause in _pauses():
+            try:
+                with self._connections.side(deadline) as link:
+                    return do(link)
+            except psycopg.Error as e:
+                self._go_on(e, deadline, pause)
+        raise AssertionError
+
+    def version(self) -> object:
+        """What the heads are, looked at again if any transaction of the server has ended since."""
+
+        def look(link: Link) -> object:
+            snapshot, state = self._version
+            if link.execute(_SNAPSHOT).fetchone() != (snapshot,):
+                [(snapshot, *state)] = link.execute(_STATE).fetchall()
+                self._version = (snapshot, tuple(state))
+            return self._version[1]
+
+        return self._aside(look)
+
+    def wait(self, seconds: float) -> None:
+        self._listener.wait(seconds)
+
+    def backup(self, path: Path) -> None:
+        raise InvalidRequest(
+            f"the store {self.path} cannot be backed up to {path}",
+            hint="use pg_dump, or copy() it to another store",
+        )
+
+    def reserve(self, space: Literal["session", "stream"], count: int) -> int:
+        """Durable before anybody uses a number.
+
+        A client outlives a crash of its server: had the server forgotten the reservation, it would
+        give numbers a second time that the client still goes on to use.
+        """
+        self._check_writable()
+        known = "SELECT body FROM counters WHERE space = %s"
+        change = "UPDATE counters SET body = %s WHERE space = %s AND body = %s"
+
+        def take(link: Link) -> int:
+            while True:
+                rows: list[Any] = link.execute(known, (space,)).fetchall()
+                if not rows:
+                    raise Corrupt(f"the store {self.path} has lost its counters")
+                [(body,)] = rows
+                first = unseal_counter(space, body)
+                new = seal_counter(space, first + count)
+                if link.execute(change, (new, space, body)).rowcount:
+                    return first
+
+        return self._aside(take)
+
+    def reset_lock(self) -> None:
+        return  # its own hooks see to that
+
+    def close(self) -> None:
+        self._notifier.stop()
+        self._listener.stop()
+        self._connections.close()
+        _open_backends.discard(self)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between tries: none at first, then more and more, and never the same for two."""
+    yield 0.0
+    pause = 0.01
+    while True:
+        yield random.uniform(pause / 2, pause)
+        pause = min(pause * 2, 1.0)
+
+
+def _seconds(change: Change) -> float:
+    """How long sending a change may take on a slow line."""
+    size = sum([len(row[3]) for row in change.rows]) + sum([len(b) for _, b, _ in change.blobs])
+    return size / 1e6
+
+
+def _take_your_time(link: Link) -> None:
+    """For what takes as long as there is much of it."""
+    link.execute("SET statement_timeout = 0")
+    link.patience = None
+
+
+def _roll_back(link: Link) -> None:
+    """End a reader's transaction. If that fails the connection is not used again."""
+    if link.owner == os.getpid() and not link.closed:
+        try:
+            link.execute("ROLLBACK")
+        except psycopg.Error as e:
+            _log.debug("a connection broke behind a reader: %s", type(e).__name__)
+            link.close()
+
+
+# -- fork safety ---------------------------------------------------------------------------------
+
+_open_backends: weakref.WeakSet[PostgresBackend] = weakref.WeakSet()
+_forking: list[PostgresBackend] = []
+
+
+def _before_fork() -> None:
+    for backend in list(_open_backends):
+        backend._connections.before_fork()
+        _forking.append(backend)
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop()._connections.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        backend = _forking.pop()
+        backend._connections.reset()
+        backend._notifier.reset()
+        backend._listener.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

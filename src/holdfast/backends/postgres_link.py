@@ -1,0 +1,187 @@
+"""Connections to PostgreSQL: what is set on each, how long one waits, and errors in our words."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote, unquote
+
+import psycopg
+from psycopg import conninfo
+from psycopg import errors as pg
+
+from holdfast.errors import Corrupt, HoldfastError, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from psycopg.abc import PQGen
+
+_T = TypeVar("_T")
+
+_DAMAGE = {"42P01", "42703", "42804", "42P10", "XX001", "XX002"}
+"""A table, column or index that the schema has is missing, or what is in it cannot be read."""
+_AGAIN = {"40001", "40P01", "55P03", "57014"}
+"""Given up for the sake of others, or after a timeout: nothing was written."""
+_NOT_NOW = {"53300", "57P03"}
+"""Too many connections; starting up or shutting down."""
+_CUT = {"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"}
+
+_SETTINGS = """SELECT set_config('search_path', quote_ident(%s), false),
+set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
+set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
+WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
+ELSE current_setting('synchronous_commit') END, false)"""
+
+
+class Link(psycopg.Connection[Any]):
+    """A connection whose answers are not waited for for ever.
+
+    One that has not come in time ends the connection: what the server made of the question is then
+    as unknown as after a cut.
+    """
+
+    patience: float | None = None
+    """Seconds for one answer."""
+    deadline: float | None = None
+    """By when it must be there in any case, in the time of time.monotonic()."""
+    owner = 0
+    """The process that made it, and that alone may use it."""
+
+    def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
+        if timeout is not None:  # the caller's own, who knows what to make of it
+            return super().wait(gen, interval, timeout)
+        timeout = self.patience
+        if self.deadline is not None:
+            left = max(0.0, self.deadline - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        try:
+            return super().wait(gen, interval, timeout)
+        except pg._WaitTimeout:
+            self.pgconn.finish()
+            raise psycopg.OperationalError("the server does not answer") from None
+
+
+class Target(NamedTuple):
+    """Which store on which server, and how to talk to it."""
+
+    parameters: dict[str, Any]
+    schema: str
+    shown: str
+    """Without any secret."""
+    timeout: float
+    read_only: bool
+    durability: str
+
+    @classmethod
+    def parse(
+        cls, url: str, schema: str | None, *, timeout: float, read_only: bool, durability: str
+    ) -> Target:
+        """The schema may stand in the address, too: postgresql://…?schema=name."""
+        base, mark, query = url.partition("?")
+        asked = query.split("&") if query else []
+        named = [pair for pair in asked if pair.startswith("schema=")]
+        url = base + mark + "&".join([pair for pair in asked if pair not in named])
+        if schema is None:
+            schema = unquote(named[-1].removeprefix("schema=")) if named else "holdfast"
+        if not isinstance(schema, str) or not 0 < len(schema.encode()) < 64 or "\0" in schema:
+            raise InvalidRequest(f"not the name of a schema: {schema!r}")
+        try:
+            given = dict(conninfo.conninfo_to_dict(url))
+        except psycopg.Error:
+            raise InvalidRequest(
+                "not a PostgreSQL address", hint="postgresql://user:password@host:5432/database"
+            ) from None
+        wait = str(max(2, min(10, int(timeout))))
+        defaults: dict[str, Any] = {
+            "application_name": "holdfast",
+            "connect_timeout": wait,
+            "keepalives_idle": "10",
+            "keepalives_interval": "5",
+            "keepalives_count": "3",
+            "tcp_user_timeout": str(int(timeout * 1000)),
+            "target_session_attrs": "any" if read_only else "read-write",
+        }
+        user, host = given.get("user"), given.get("host") or "localhost"
+        port, name = given.get("port"), given.get("dbname") or user or ""
+        shown = "postgresql://" + (f"{quote(str(user))}@" if user else "") + str(host)
+        shown += (f":{port}" if port else "") + f"/{quote(str(name))} (schema {schema})"
+        return cls(defaults | given, schema, shown, timeout, read_only, durability)
+
+    def __repr__(self) -> str:
+        return f"<{self.shown}>"
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return self.parameters | {"autocommit": True, "prepare_threshold": 2}
+
+    def configure(self, link: Link) -> None:
+        """Everything set explicitly. Waiting for a lock ends before our own patience does."""
+        link.owner = os.getpid()
+        link.patience = self.timeout + 1.0  # the server says itself that it takes too long
+        normal = self.durability == "normal"
+        limit, lock = f"{self.timeout * 1000:.0f}", f"{max(self.timeout * 250, 1):.0f}"
+        link.execute(_SETTINGS, (self.schema, limit, lock, normal))
+        if self.read_only:
+            link.execute("SET default_transaction_read_only = on")
+
+    def connect(self) -> Link:
+        link = Link.connect(**self.kwargs)
+        try:
+            self.configure(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """PostgreSQL's errors as ours."""
+        try:
+            yield
+        except psycopg.Error as e:
+            raise self.error(e) from e
+
+    def error(self, e: psycopg.Error) -> HoldfastError:
+        code, what = e.sqlstate or "", self.plain(e)
+        if code in _DAMAGE:
+            return Corrupt(f"the store {self.shown} is damaged: {what}")
+        if code in _AGAIN:
+            return Unavailable(
+                f"the store {self.shown} is locked by others: {what}",
+                hint="a transaction may hang; pg_stat_activity shows it",
+            )
+        if code == "53100":
+            return Unavailable(
+                f"no room on {self.shown}: {what}",
+                hint="nothing was lost; free some space and save again",
+            )
+        if code == "42501":
+            return Unavailable(
+                f"not permitted on {self.shown}: {what}", hint="grant the role what it needs"
+            )
+        return Unavailable(f"the store {self.shown} failed: {what}")
+
+    def plain(self, e: psycopg.Error) -> str:
+        """What an error says, on one line, without secrets."""
+        text = " ".join(str(e.diag.message_primary or e).split())
+        for name in ("password", "sslpassword"):
+            secret = self.parameters.get(name)
+            if secret:
+                text = text.replace(str(secret), "***")
+        return text
+
+
+def is_cut(e: psycopg.Error) -> bool:
+    """Whether a connection broke, so that nobody knows what became of the last statement."""
+    code = e.sqlstate
+    if code is None:
+        return isinstance(e, psycopg.OperationalError | psycopg.InterfaceError)
+    return code in _CUT or code.startswith("08")
+
+
+def is_worth_another_try(e: psycopg.Error) -> bool:
+    """Whether a statement certainly did nothing, and may fare better in a moment."""
+    return e.sqlstate in _AGAIN or e.sqlstate in _NOT_NOW

@@ -1,0 +1,356 @@
+"""Writing to PostgreSQL: the statements of a commit and of gc.
+
+A commit is one statement. Its first part compares and swaps the head; the others write only if that
+did. Under READ COMMITTED the swap waits for whoever holds the head's row, then looks at it again.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from psycopg import errors as pg
+from psycopg.types.numeric import Int8
+
+from holdfast.backends.base import Gone, Moved
+from holdfast.backends.postgres_reader import hash_of
+from holdfast.codec.records import SEQ_BITS, position
+from holdfast.codec.streams import STREAM_BITS
+from holdfast.errors import Corrupt, KeyTaken, SessionExists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.backends.base import Change, Notes, Sweep, Trim
+    from holdfast.backends.postgres_link import Link
+    from holdfast.codec.streams import RowWrite
+
+_SWAP = """WITH moved AS (UPDATE heads SET body = %s WHERE session = %s AND body = %s
+RETURNING session)"""
+_HEAD = """WITH moved AS (INSERT INTO heads AS h VALUES (%s, %s)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE h.body = '' RETURNING session)"""
+_CREATE = """WITH moved AS (INSERT INTO sessions VALUES (%s, %s, %s, %s, %s) RETURNING num),
+head AS (INSERT INTO heads SELECT num, %s FROM moved)"""
+_CHECKPOINT = ", checkpoint AS (INSERT INTO checkpoints SELECT %s, %s, %s FROM moved)"
+_ITEM = ", item AS (INSERT INTO items SELECT %s, %s FROM moved)"
+_ITEMS = ", items_ AS (INSERT INTO items SELECT t.* FROM moved, unnest(%s, %s) t)"
+_PACK = """, pack AS (INSERT INTO items SELECT %s, %s FROM moved
+ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_PACKS = """, packs AS (INSERT INTO items SELECT t.* FROM moved, unnest(%s, %s) t
+ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_PACKED = ", packed AS (DELETE FROM items USING moved WHERE pos = ANY(%s))"
+# A blob that goes and comes back must not look to gc like the one that was there before.
+_BLOBS = """, blobs_ AS (INSERT INTO blobs AS b (digest, uses, body)
+SELECT t.digest, %s, t.body FROM moved, unnest(%s, %s) t (digest, body)
+ON CONFLICT (digest) DO UPDATE SET uses = b.uses + 1)"""
+_REWRITES = """, rewritten AS (INSERT INTO blobs AS b (digest, uses, body)
+SELECT t.digest, %s, t.body FROM moved, unnest(%s, %s) t (digest, body)
+ON CONFLICT (digest) DO UPDATE SET uses = b.uses + 1, body = excluded.body)"""
+_SHARES = """, shared AS (UPDATE blobs SET uses = uses + 1 FROM moved WHERE digest = ANY(%s)
+RETURNING digest)"""
+_RENAME = """, renamed AS (UPDATE sessions SET hash = %s, name = %s, body = %s FROM moved
+WHERE num = %s)"""
+_KEY = ", key_ AS (INSERT INTO keys SELECT %s, %s, %s FROM moved)"
+_KEYS = """, keys_ AS (INSERT INTO keys SELECT %s, t.* FROM moved, unnest(%s, %s) t
+ON CONFLICT (session, hash) DO UPDATE SET seq = excluded.seq)"""
+_UNMARKS = """, unmarked AS (DELETE FROM marks USING moved, unnest(%s, %s, %s) t (p, k, h)
+WHERE pos = t.p AND kind = t.k AND hash = t.h)"""
+_MARKS = """, marked AS (INSERT INTO marks SELECT t.* FROM moved, unnest(%s, %s, %s, %s, %s) t
+ON CONFLICT (pos, kind, hash) DO UPDATE SET value = excluded.value, body = excluded.body)"""
+_OPERATION = ", operation AS (INSERT INTO operations SELECT %s, %s FROM moved)"
+_TOMBS = """, buried AS (INSERT INTO tombs SELECT t.* FROM moved, unnest(%s, %s) t
+ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_UNTOMBS = ", unburied AS (DELETE FROM tombs USING moved WHERE pos = ANY(%s))"
+_UNFACETS = """, unfaceted AS (DELETE FROM facets f USING moved, unnest(%s, %s, %s) t (k, h, i)
+WHERE f.kind = t.k AND f.hash = t.h AND f.id = t.i)"""
+_FACETS = """, faceted AS (INSERT INTO facets SELECT t.* FROM moved, unnest(%s, %s, %s) t
+ON CONFLICT DO NOTHING)"""
+_END = " SELECT 1 FROM moved"
+# All or nothing: where a blob is missing, dividing by zero undoes the statement.
+_END_SHARED = " SELECT 1 / ((SELECT count(*) FROM shared) = %s)::int FROM moved"
+
+_NAMES = {"sessions_pkey", "sessions_hash_key", "heads_pkey"}
+
+
+def _ints(numbers: Iterable[int]) -> list[Int8]:
+    return [Int8(n) for n in numbers]
+
+
+class Statement:
+    """The text and the bindings of one commit. Few texts: the server plans each once."""
+
+    def __init__(self, change: Change) -> None:
+        self._text: list[str] = []
+        self._values: list[Any] = []
+        self._end, self._count = _END, 0
+        self._head(change)
+        if change.checkpoint is not None:
+            seq, id, body = change.checkpoint
+            self._add(_CHECKPOINT, Int8(change.session << SEQ_BITS | seq), id, body)
+        if change.rows:
+            self._rows(change.rows)
+        if change.blobs:
+            self._blobs(change.blobs)
+        if change.notes is not None:
+            self._notes(change.notes, change.session, change.checkpoint)
+        self.text = "".join([*self._text, self._end])
+        self.values = [*self._values, Int8(self._count)] if self._count else self._values
+
+    def _add(self, text: str, *values: Any) -> None:
+        self._text.append(text)
+        self._values += values
+
+    def _head(self, change: Change) -> None:
+        session = Int8(change.session)
+        if change.create is not None:
+            name, row = change.create
+            origin = change.notes.origin if change.notes else None
+            where = None if origin is None else Int8(position(*origin))
+            self._add(_CREATE, session, hash_of(name), name, where, row, change.head)
+        elif change.expect:
+            self._add(_SWAP, change.head, session, change.expect)
+        else:  # a head that was lost
+            self._add(_HEAD, session, change.head)
+
+    def _rows(self, rows: Sequence[RowWrite]) -> None:
+        new: dict[int, bytes] = {}
+        packed: set[int] = set()
+        for stream, first, replaces, body in rows:
+            pos = stream << STREAM_BITS | first
+            if replaces:
+                gone = range(pos, pos + replaces)
+                packed.update(gone)
+                for n in [n for n in new if n in gone]:
+                    del new[n]
+            new[pos] = body
+        packs = {pos: body for pos, body in new.items() if pos in packed}
+        for some, one, many in ((new.keys() - packs, _ITEM, _ITEMS), (packs.keys(), _PACK, _PACKS)):
+            order = sorted(some)
+            if len(order) == 1:
+                self._add(one, Int8(order[0]), new[order[0]])
+            elif order:
+                self._add(many, _ints(order), [new[pos] for pos in order])
+        if gone_for_good := sorted(packed - packs.keys()):
+            self._add(_PACKED, _ints(gone_for_good))
+
+    def _blobs(self, blobs: Sequence[tuple[bytes, bytes, bool]]) -> None:
+        """In the order of their digests, as everybody, so that no two wait for each other."""
+        for text, wanted in ((_BLOBS, False), (_REWRITES, True)):
+            some = sorted({d: body for d, body, rewrite in blobs if rewrite is wanted}.items())
+            if some:
+                digests, bodies = [d for d, _ in some], [body for _, body in some]
+                self._add(text, Int8(random.getrandbits(32)), digests, bodies)
+
+    def _notes(
+        self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
+    ) -> None:
+        number = Int8(session)
+        if notes.rename is not None:
+            name, row = notes.rename
+            self._add(_RENAME, hash_of(name), name, row, number)
+        if notes.key is not None and checkpoint is not None:
+            self._add(_KEY, number, hash_of(notes.key), Int8(checkpoint[0]))
+        if notes.keys:
+            keys = {hash_of(key): seq for key, seq in notes.keys}
+            self._add(_KEYS, number, [*keys], _ints(keys.values()))
+        if notes.marks or notes.unmarks:
+            self._marks(notes, session)
+        if notes.operation is not None:
+            self._add(_OPERATION, Int8(position(session, notes.operation[0])), notes.operation[1])
+        if notes.tombs or notes.untombs:
+            tombs = {seq: row for seq, row in notes.tombs if seq not in notes.untombs}
+            if tombs:
+                self._add(_TOMBS, _ints(position(session, q) for q in tombs), [*tombs.values()])
+            if notes.untombs:
+                self._add(_UNTOMBS, _ints(position(session, q) for q in notes.untombs))
+        if notes.facets or notes.unfacets:
+            facets = _facets(notes.facets)
+            self._facets(_UNFACETS, _facets(notes.unfacets) - facets)
+            self._facets(_FACETS, facets)
+        if notes.shares:
+            digests = sorted(set(notes.shares))
+            self._add(_SHARES, digests)
+            self._end, self._count = _END_SHARED, len(digests)
+
+    def _marks(self, notes: Notes, session: int) -> None:
+        marks = {(q, kind, hash_of(v)): (v, row) for q, kind, v, row in notes.marks}
+        gone = {(q, kind, hash_of(v)) for q, kind, v in notes.unmarks} - marks.keys()
+        for text, some, more in ((_UNMARKS, [*gone], ()), (_MARKS, [*marks], marks.values())):
+            if some:
+                self._add(
+                    text,
+                    _ints(position(session, q) for q, _, _ in some),
+                    _ints(kind for _, kind, _ in some),
+                    [digest for _, _, digest in some],
+                    *([list(column) for column in zip(*more, strict=True)] if more else ()),
+                )
+
+    def _facets(self, text: str, facets: set[tuple[int, bytes, bytes]]) -> None:
+        if facets:
+            order = sorted(facets)
+            self._add(text, _ints(k for k, _, _ in order), [h for _, h, _ in order],
+                      [i for _, _, i in order])  # fmt: skip
+
+
+def _facets(facets: Sequence[tuple[int, bytes, bytes]]) -> set[tuple[int, bytes, bytes]]:
+    return {(kind, hash_of(value), id) for kind, value, id in facets}
+
+
+def write(link: Link, change: Change) -> None:
+    """Write all of a change, or nothing; durable when this returns."""
+    statement = Statement(change)
+    if change.notes is None or not change.notes.needs:
+        _execute(link, statement)
+        return
+    with link.transaction():
+        _lock(link, change, change.notes)
+        _check_there(link, change.notes)
+        _execute(link, statement)
+
+
+def _execute(link: Link, statement: Statement) -> None:
+    try:
+        moved = link.execute(statement.text, statement.values).rowcount
+    except pg.UniqueViolation as e:
+        taken = e.diag.constraint_name
+        if taken in _NAMES:
+            raise SessionExists("a session of this name exists already") from None
+        if taken == "keys_pkey":
+            raise KeyTaken("the key names another checkpoint of this session") from None
+        raise Corrupt("a row that is about to be written exists already") from e
+    except pg.DivisionByZero:
+        raise Gone from None
+    if not moved:
+        raise Moved
+
+
+_HELD = "SELECT body FROM heads WHERE session = %s"
+
+
+def _lock(link: Link, change: Change, notes: Notes) -> None:
+    """Heads in the order of their numbers, so that no two wait for each other.
+
+    Whoever deletes or frees a checkpoint needs its session's head: so what is found there after
+    this stays until the end of the transaction.
+    """
+    for number in sorted({change.session, *[s for s, _ in notes.needs]}):
+        ours = number == change.session
+        how = " FOR UPDATE" if ours else " FOR SHARE"
+        found: Any = link.execute(_HELD + how, (Int8(number),)).fetchone()
+        if ours and (found[0] if found else b"") != change.expect:
+            raise Moved
+
+
+_THERE = "SELECT count(*) FROM checkpoints WHERE pos = ANY(%s)"
+_BURIED = "SELECT count(*) FROM tombs WHERE pos = ANY(%s)"
+
+
+def _check_there(link: Link, notes: Notes) -> None:
+    places = {position(*place) for place in notes.needs}
+    alive = {position(s, seq) for s, seq in notes.needs if seq not in notes.untombs}
+    [(there,)] = link.execute(_THERE, (_ints(places),)).fetchall()
+    [(buried,)] = link.execute(_BURIED, (_ints(alive),)).fetchall()
+    if there < len(places) or buried:
+        raise Gone
+
+
+def landed(link: Link, change: Change) -> bool | None:
+    """Whether a change, whose outcome was unknown, was made; None if nothing can tell."""
+
+    def is_there(query: str, *values: Any) -> bool:
+        return bool(link.execute(query, values).fetchall())
+
+    session = Int8(change.session)
+    if change.create is not None:  # the number is ours alone
+        return is_there("SELECT 1 FROM sessions WHERE num = %s", session)
+    if change.checkpoint is not None:
+        seq, id, _ = change.checkpoint
+        pos = Int8(position(change.session, seq))
+        return is_there("SELECT 1 FROM checkpoints WHERE pos = %s AND id = %s", pos, id)
+    if change.notes is not None and change.notes.operation is not None:
+        number, body = change.notes.operation
+        pos = Int8(position(change.session, number))
+        return is_there("SELECT 1 FROM operations WHERE pos = %s AND body = %s", pos, body)
+    ours = is_there("SELECT 1 FROM heads WHERE session = %s AND body = %s", session, change.head)
+    return True if ours else None
+
+
+# -- gc ------------------------------------------------------------------------------------------
+
+
+def lock_heads(link: Link, sweeps: Sequence[Sweep]) -> None:
+    """All sessions that several sweeps look at or write to."""
+    sessions = {s.session for s in sweeps}
+    for sweep in sweeps:
+        for session, _, ancestor, _ in sweep.gaps:
+            sessions.add(session)
+            if ancestor is not None:
+                sessions.add(ancestor >> SEQ_BITS)
+    link.execute(
+        "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
+        (_ints(sorted(sessions)),),
+    )
+
+
+def sweep(link: Link, sweep: Sweep) -> None:
+    session = sweep.session
+    if sweep.checkpoints:
+        going = _ints(position(session, seq) for seq, _ in sweep.checkpoints)
+        for table in ("checkpoints", "tombs", "gaps", "marks"):
+            link.execute(f"DELETE FROM {table} WHERE pos = ANY(%s)", (going,))  # noqa: S608
+    if sweep.keys:
+        link.execute(
+            "DELETE FROM keys WHERE session = %s AND hash = ANY(%s)",
+            (Int8(session), [hash_of(key) for key in sweep.keys]),
+        )
+    if sweep.facets:
+        facets = sorted(_facets(sweep.facets))
+        link.execute(
+            "DELETE FROM facets f USING unnest(%s, %s, %s) t (k, h, i) "
+            "WHERE f.kind = t.k AND f.hash = t.h AND f.id = t.i",
+            (_ints(k for k, _, _ in facets), [h for _, h, _ in facets], [i for _, _, i in facets]),
+        )
+    for other, seq, ancestor, body in sweep.gaps:
+        link.execute(
+            "INSERT INTO gaps VALUES (%s, %s, %s) ON CONFLICT (pos) "
+            "DO UPDATE SET ancestor = excluded.ancestor, body = excluded.body",
+            (Int8(position(other, seq)), None if ancestor is None else Int8(ancestor), body),
+        )
+    if sweep.remove is not None:
+        low, high = Int8(position(session, 0)), Int8(position(session + 1, 0))
+        link.execute("DELETE FROM sessions WHERE num = %s", (Int8(session),))
+        link.execute("DELETE FROM heads WHERE session = %s", (Int8(session),))
+        link.execute("DELETE FROM operations WHERE pos >= %s AND pos < %s", (low, high))
+        link.execute("DELETE FROM gaps WHERE pos = %s", (low,))
+
+
+_UNCHANGED = """SELECT i.pos FROM items i JOIN unnest(%s, %s) t (pos, begins) ON i.pos = t.pos
+WHERE substring(i.body FOR length(t.begins)) = t.begins ORDER BY i.pos FOR UPDATE OF i"""
+_DEAD_BLOBS = """DELETE FROM blobs b USING unnest(%s, %s) t (digest, uses)
+WHERE b.digest = t.digest AND b.uses = t.uses"""
+
+
+def trim(link: Link, trim: Trim) -> int:
+    """Rows that go together go only if all are what they were, and are locked until they went."""
+    known = {pos: begin for rows, _ in trim.items for pos, begin in rows}
+    gone = 0
+    if known:
+        found = link.execute(_UNCHANGED, (_ints(known), [*known.values()])).fetchall()
+        there = {pos for (pos,) in found}
+        going: list[int] = []
+        instead: dict[int, bytes] = {}
+        for rows, new in trim.items:
+            if all(pos in there and known[pos] == begin for pos, begin in rows):
+                going += [pos for pos, _ in rows]
+                there.difference_update([pos for pos, _ in rows])
+                instead.update(new)
+        gone += link.execute("DELETE FROM items WHERE pos = ANY(%s)", (_ints(going),)).rowcount
+        if instead:
+            link.execute(
+                "INSERT INTO items SELECT * FROM unnest(%s, %s)",
+                (_ints(instead), [*instead.values()]),
+            )
+    if trim.blobs:
+        digests, uses = [d for d, _ in trim.blobs], _ints(u for _, u in trim.blobs)
+        gone += link.execute(_DEAD_BLOBS, (digests, uses)).rowcount
+    return gone

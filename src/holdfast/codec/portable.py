@@ -1,0 +1,235 @@
+"""The exact JSON rendering: stored bytes as JSON that people can read, and back to the same bytes.
+
+Plain data looks like what it is. What JSON lacks is an object with one key that begins with `$`:
+
+    {"$bytes": "…"}  {"$tuple": […]}  {"$datetime": […]}  {"$float": "nan"}  {"$blob": […]}  …
+
+A dict's own keys that begin with `$` get one more, so no data can imitate a tag. What would not
+come back as the same bytes is kept whole, as {"$raw": "…"}; so nothing depends on how well
+something is rendered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import ormsgpack
+from ormsgpack import Ext
+
+from holdfast.codec import values
+from holdfast.codec.nodes import BLOB_TAG, ROPE_TAG
+from holdfast.codec.values import (
+    BIGINT,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    DICT,
+    FROZENSET,
+    SET,
+    STR,
+    TIME,
+    TIMEDELTA,
+    TUPLE,
+    UUID_,
+)
+from holdfast.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_encode, _escape = [
+    json.JSONEncoder(ensure_ascii=ascii, separators=(",", ":"), allow_nan=False).encode
+    for ascii in (False, True)
+]
+_KINDS = ("list", "dict", "raw")
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+class _Tagged(NamedTuple):
+    """A rendering that is a tag already, not a dict of the user's."""
+
+    shown: dict[str, Any]
+
+
+def dumps(shown: Any) -> bytes:
+    """Compact JSON, in UTF-8 whatever the strings."""
+    try:
+        return _encode(shown).encode()
+    except UnicodeEncodeError:  # lone surrogates
+        return _escape(shown).encode()
+
+
+def loads(text: bytes) -> Any:
+    """What `dumps` was given; ValueError if it is no JSON."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def show(data: bytes) -> Any:
+    """The rendering of an encoding, stored or canonical."""
+    try:
+        shown = _show(values.decode(data, _show_tag))
+        if hide(shown) == data:
+            return shown
+    except (*_UNREADABLE, Corrupt):
+        pass
+    return {"$raw": _text(data)}
+
+
+def hide(shown: Any) -> bytes:
+    """The encoding of a rendering; Corrupt if it is none."""
+    try:
+        if type(shown) is dict and shown.keys() == {"$raw"}:
+            return _bytes(shown["$raw"])
+        return _pack(_hide(shown))
+    except _UNREADABLE as e:
+        raise Corrupt(f"a JSON rendering does not decode: {e}") from e
+
+
+def _pack(value: Any) -> bytes:
+    return ormsgpack.packb(value, None, values.PACK)
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return b64decode(text, validate=True)
+
+
+def _show(value: Any) -> Any:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if kind is dict:
+        return {f"${k}" if k.startswith("$") else k: _show(v) for k, v in value.items()}
+    if kind is list:
+        return [_show(v) for v in value]
+    if kind is _Tagged:
+        return value.shown
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    return {"$bytes": _text(value)}
+
+
+def _show_tag(tag: int, data: bytes) -> _Tagged:
+    if tag not in _TAGS:
+        return _Tagged({"$ext": [tag, _text(data)]})
+    name, show, _ = _TAGS[tag]
+    return _Tagged({name: show(data)})
+
+
+def _hide(shown: Any) -> Any:
+    kind = type(shown)
+    if kind is dict:
+        if len(shown) == 1:
+            [(name, inner)] = shown.items()
+            if name[:1] == "$" and name[:2] != "$$":
+                return _hide_tag(name, inner)
+        return {k[1:] if k.startswith("$$") else _plain(k): _hide(v) for k, v in shown.items()}
+    if kind is list:
+        return [_hide(v) for v in shown]
+    return shown
+
+
+def _plain(key: str) -> str:
+    if key.startswith("$"):
+        raise ValueError(f"{key!r} is not alone in its object")
+    return key
+
+
+def _hide_tag(name: str, inner: Any) -> Any:
+    if name == "$bytes":
+        return _bytes(inner)
+    if name == "$float":
+        return float(inner)
+    if name == "$ext":
+        return Ext(inner[0], _bytes(inner[1]))
+    tag, hide = _NAMES[name]
+    return Ext(tag, hide(inner))
+
+
+# -- tags ----------------------------------------------------------------------------------------
+
+
+def _show_packed(data: bytes) -> Any:
+    return _show(values.decode(data, _show_tag))
+
+
+def _hide_packed(shown: Any) -> bytes:
+    return _pack(_hide(shown))
+
+
+def _show_pairs(data: bytes) -> list[Any]:
+    flat = _show_packed(data)
+    return [[k, v] for k, v in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _hide_pairs(shown: list[Any]) -> bytes:
+    return _pack([_hide(part) for pair in shown for part in pair])
+
+
+def _hide_int(shown: str) -> bytes:
+    value = int(shown)
+    return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _show_blob(data: bytes) -> Any:
+    digest, size = ormsgpack.unpackb(data)
+    return [digest.hex(), size]
+
+
+def _show_rope(data: bytes) -> Any:
+    kind, count, size, digest, head, debt, tails, extents = ormsgpack.unpackb(data)
+    shown: dict[str, Any] = {
+        "kind": _KINDS[kind],
+        "items": [extents[i : i + 3] for i in range(0, len(extents), 3)],
+        "count": count,
+        "size": size,
+        "hash": digest.hex(),
+        "tails": tails,
+    }
+    if head:
+        shown["head"] = _text(head)
+    if debt:
+        shown["debt"] = debt
+    return shown
+
+
+def _hide_rope(shown: dict[str, Any]) -> bytes:
+    head = _bytes(shown["head"]) if "head" in shown else b""
+    extents = [n for extent in shown["items"] for n in extent]
+    digest = bytes.fromhex(shown["hash"])
+    kind, debt = _KINDS.index(shown["kind"]), shown.get("debt", 0)
+    return _pack([kind, shown["count"], shown["size"], digest, head, debt, shown["tails"], extents])
+
+
+_Rule = tuple[str, "Callable[[bytes], Any]", "Callable[[Any], bytes]"]
+_TAGS: dict[int, _Rule] = {
+    TUPLE: ("$tuple", _show_packed, _hide_packed),
+    SET: ("$set", _show_packed, _hide_packed),
+    FROZENSET: ("$frozenset", _show_packed, _hide_packed),
+    BIGINT: ("$int", lambda d: str(int.from_bytes(d, "big", signed=True)), _hide_int),
+    STR: (
+        "$str",
+        lambda d: d.decode("utf-8", "surrogatepass"),
+        lambda s: s.encode("utf-8", "surrogatepass"),
+    ),
+    DICT: ("$dict", _show_pairs, _hide_pairs),
+    DATETIME: ("$datetime", _show_packed, _hide_packed),
+    DATE: ("$date", bytes.decode, str.encode),
+    TIME: ("$time", _show_packed, _hide_packed),
+    TIMEDELTA: ("$timedelta", _show_packed, _hide_packed),
+    DECIMAL: ("$decimal", bytes.decode, str.encode),
+    UUID_: ("$uuid", lambda d: str(UUID(bytes=d)), lambda s: UUID(s).bytes),
+    BLOB_TAG: ("$blob", _show_blob, lambda s: _pack([bytes.fromhex(s[0]), s[1]])),
+    ROPE_TAG: ("$rope", _show_rope, _hide_rope),
+}
+_NAMES = {name: (tag, hide) for tag, (name, _, hide) in _TAGS.items()}

@@ -1,0 +1,241 @@
+"""PostgreSQL: whatever dies, nothing that was acknowledged is lost, and nothing is made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.backends import postgres as postgres_backend
+from holdfast.backends import postgres_link, postgres_schema, postgres_writer
+from holdfast.backends.postgres import PostgresBackend
+from tests import postgres as servers
+
+from . import killing, postgres, processes, racing
+from .ledger import complete_lines
+from .postgres_proxy import Proxy
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[servers.Server]:
+    """One that may be killed. What is not yet written stays in memory for long."""
+    own = servers.Server(*servers.QUICK, "wal_writer_delay=10s")
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def url(server: servers.Server) -> Iterator[str]:
+    name = f"faults {os.urandom(4).hex()}"
+    yield f"{server.url}?schema={name.replace(' ', '%20')}"
+    with servers.admin(server.url) as link:
+        link.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE'.encode())
+
+
+def through(proxy: Proxy, server: servers.Server, url: str) -> str:
+    return url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+def lossy(server: servers.Server, url: str, steps: int, **more: Any) -> postgres.Report:
+    with Proxy(server.port, every=40) as proxy:
+        report = postgres.campaign(url, steps, through=through(proxy, server, url), **more)
+    report.faults = sum(count for fate, count in proxy.fates.items() if fate)
+    print(report, dict(proxy.fates))
+    return report
+
+
+# -- lost questions and answers --------------------------------------------------------------------
+
+
+def test_every_unknown_outcome_is_resolved(server, url, rounds):
+    report = lossy(server, url, rounds(150, torture=20_000))
+    assert report.faults > 10
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_takes_an_echo_for_a_conflict(server, url):
+    """After a cut it tries again, and believes what that says."""
+
+    def sabotage() -> None:
+        patch.object(postgres_writer, "landed", return_value=False).start()
+
+    report = lossy(server, url, 150, sabotage=sabotage)
+    assert any("HeadMoved" in found for found in report.failures), str(report)
+
+
+def test_mutant_that_takes_a_cut_for_a_success(server, url):
+    def sabotage() -> None:
+        real = PostgresBackend._attempt
+
+        def attempt(self: Any, *args: Any) -> None:
+            try:
+                real(self, *args)
+            except psycopg.Error as e:
+                if not postgres_link.is_cut(e):
+                    raise
+
+        patch.object(PostgresBackend, "_attempt", attempt).start()
+
+    report = lossy(server, url, 60, sabotage=sabotage, seconds=20.0)
+    assert any("lost: " in found or "HeadMoved" in found for found in report.failures), str(report)
+
+
+def test_mutant_that_gives_up_at_once(server, url):
+    def sabotage() -> None:
+        patch.object(postgres_backend, "is_cut", return_value=False).start()
+
+    report = lossy(server, url, 100, sabotage=sabotage)
+    assert any("never acknowledged" in found for found in report.failures), str(report)
+
+
+# -- dying backends and servers --------------------------------------------------------------------
+
+
+def test_backends_are_terminated_during_saves(server, url, rounds):
+    terminate = postgres.Terminator(server.url)
+    often = postgres.often(terminate, least=0.0, most=0.02)
+    report = postgres.campaign(url, rounds(150, torture=20_000), meanwhile=often)
+    terminate.close()
+    report.faults = terminate.count
+    print(report)
+    assert report.faults > 10
+    assert not report.failures, str(report)
+
+
+def test_the_server_is_killed_during_commits(server, url, rounds):
+    crash = postgres.Crash(server)
+    steps = rounds(150, torture=5_000)
+    often = postgres.often(crash, least=0.2, most=0.6)
+    report = postgres.campaign(url, steps, meanwhile=often)
+    report.faults = crash.count
+    print(report)
+    assert report.faults >= 1
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_does_not_wait_for_the_disk(server, url):
+    """Acknowledged before it is in the log, it does not outlive the server."""
+    crash = postgres.Crash(server)
+    often = postgres.often(crash, least=0.2, most=0.4)
+    report = postgres.campaign(url, 150, durability="normal", meanwhile=often, seconds=30.0)
+    print(report)
+    assert crash.count
+    assert report.failures
+
+
+def test_numbers_are_not_given_again_by_a_server_that_forgot(server, url):
+    assert not given_twice(server, url)
+
+
+def test_mutant_that_reserves_without_waiting_for_the_disk(server, url, monkeypatch):
+    quick = postgres_link._SETTINGS.replace("CASE WHEN %s", "CASE WHEN %s OR true")
+    assert quick != postgres_link._SETTINGS
+    monkeypatch.setattr(postgres_link, "_SETTINGS", quick)
+    assert given_twice(server, url)
+
+
+def given_twice(server: servers.Server, url: str) -> set[int]:
+    """Numbers that two clients have, one of which was there before a crash of the server."""
+    with holdfast.open(url, create=True) as before:
+        with servers.admin(server.url) as link:
+            link.execute("CHECKPOINT")
+        first = before.backend.reserve("stream", 100)
+        server.kill()
+        server.start()
+        with holdfast.open(url) as after:
+            second = after.backend.reserve("stream", 100)
+    return set(range(first, first + 100)) & set(range(second, second + 100))
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def created_at_once(url: str, sabotage: Any = None) -> list[str]:
+    """Eight processes open a store that is not there yet, and save to it."""
+    go, gate = os.pipe()
+
+    def run(out: int) -> None:
+        os.close(gate)
+        if sabotage is not None:
+            sabotage()
+        os.read(go, 1)
+        try:
+            with holdfast.open(url, create=True) as store:
+                saved = store.session(f"of {os.getpid()}").save({"n": 1})
+            os.write(out, json.dumps({"saved": saved.id}).encode() + b"\n")
+        except holdfast.HoldfastError as error:
+            os.write(out, json.dumps({"what": str(error)}).encode() + b"\n")
+
+    children = [processes.fork(run) for _ in range(8)]
+    os.close(go)
+    os.close(gate)
+    lines = []
+    for child in children:
+        child.finish(60)
+        lines += [json.loads(line) for line in complete_lines(bytes(child.said))]
+    with holdfast.open(url) as store:
+        there = {info.head.id for info in store.sessions() if info.head}
+    wrong = [line["what"] for line in lines if "what" in line]
+    return wrong + [f"lost: {x}" for x in {x["saved"] for x in lines if "saved" in x} - there]
+
+
+def test_many_create_the_store_at_once(url):
+    assert created_at_once(url) == []
+
+
+def test_mutant_that_creates_without_a_lock(url):
+    def sabotage() -> None:
+        mine = f"mine alone: {os.getpid()}"
+        patch.object(postgres_schema, "lock_key", return_value=mine).start()
+
+    assert created_at_once(url, sabotage)
+
+
+def raced(url: str, monkeypatch: pytest.MonkeyPatch, racer: Any, **more: Any) -> racing.Report:
+    holdfast.open(url, create=True).close()
+    monkeypatch.setattr(racing, "url_of", lambda _: url)
+    report = racing.race(racer, **more)
+    print(report)
+    return report
+
+
+def test_on_one_session_exactly_one_wins_each_step(url, monkeypatch, rounds):
+    report = raced(url, monkeypatch, racing.fair, saves=rounds(15, torture=300))
+    assert report.conflicts
+    assert not report.failures, str(report)
+
+
+def test_on_their_own_sessions_nobody_is_locked_out(url, monkeypatch, rounds):
+    report = raced(url, monkeypatch, racing.alone, saves=rounds(50, torture=5_000))
+    assert report.saved == 8 * rounds(50, torture=5_000)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_does_not_compare_heads(url, monkeypatch):
+    def sabotage() -> None:
+        loose = postgres_writer._SWAP.replace("AND body = %s", "AND (body = %s OR true)")
+        assert loose != postgres_writer._SWAP
+        patch.object(postgres_writer, "_SWAP", loose).start()
+
+    report = raced(url, monkeypatch, racing.fair, sabotage=sabotage)
+    caught = ("exists already", "lost: ", "lost update: ")
+    assert any(reason in found for reason in caught for found in report.failures), str(report)
+
+
+# -- dying writers ---------------------------------------------------------------------------------
+
+
+def test_killed_writers(url, monkeypatch, rounds):
+    holdfast.open(url, create=True).close()
+    monkeypatch.setattr(killing, "url_of", lambda _: url)
+    monkeypatch.setattr(killing, "ROUNDS", 10_000)  # one store for all
+    report = killing.campaign(rounds(15, torture=1_000), writers=2)
+    print(report)
+    assert report.acknowledged
+    assert not report.failures, str(report)

@@ -1,0 +1,85 @@
+"""Damage to a store of files, behind its back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.backends import disk, files_text
+from holdfast.backends.files import FilesBackend
+
+TORN = {"$raw": "dG9ybg=="}
+Change = Callable[[dict[str, Any]], Any]
+
+
+def folder(backend: FilesBackend, number: int) -> Path:
+    found = backend._home.catalog.folder(number)
+    assert found is not None
+    return found.path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def edit_log(backend: FilesBackend, number: int, change: Change) -> None:
+    """Change what the lines of a log say, digests and all."""
+    path = folder(backend, number) / "log.jsonl"
+    before = lines(path)
+    for entry in before:
+        change(entry)
+        del entry["sum"]
+    text = b"".join([files_text.seal_line(entry["n"], entry) for entry in before])
+    assert text != path.read_bytes(), "nothing was damaged"
+    disk.replace(path, text)
+
+
+def spoil_head(backend: FilesBackend, number: int, *, missing: bool) -> None:
+    last = lines(folder(backend, number) / "log.jsonl")[-1]["n"]
+
+    def change(entry: dict[str, Any]) -> None:
+        if missing:
+            del entry["head"]
+        elif entry["n"] == last:
+            entry["head"] = TORN
+
+    edit_log(backend, number, change)
+
+
+def forget(backend: FilesBackend, what: str) -> None:
+    """Facts of a kind, of all sessions."""
+    for each in backend._home.catalog.folders():
+        with suppress(AssertionError):
+            edit_log(backend, each.identity.number, lambda entry: entry.pop(what, None))
+
+
+def spoil_blob(backend: FilesBackend, n: int) -> None:
+    """The n-th one that was written."""
+    files = sorted((backend.path / "blobs").rglob("*.json"), key=lambda f: f.stat().st_mtime_ns)
+    files[n].write_bytes(b"torn")
+
+
+def tear_last_line(backend: FilesBackend, number: int) -> None:
+    path = folder(backend, number) / "log.jsonl"
+    disk.replace(path, path.read_bytes()[:-30] + b"?" * 29 + b"\n")
+
+
+def tear_newest_item(backend: FilesBackend) -> None:
+    _, path = backend._home.catalog.streams()[-1]
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    disk.replace(path, b"".join(before) + last.replace(b'"sum":"', b'"sum":"00', 1))
+
+
+def replace_in(entry: dict[str, Any], what: str, row: int, wanted: Callable[[Any], bool]) -> None:
+    """Tear the rows of some facts of an entry."""
+    for fact in entry.get(what, ()):
+        if wanted(fact):
+            fact[row] = TORN
+
+
+def spoil_operation(entry: dict[str, Any], number: int) -> None:
+    if entry.get("operation", [0])[0] == number:
+        entry["operation"][1] = TORN

