@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Backend, Reader
 
 
+_KEPT = 512
+"""Rows that are kept in memory."""
+
+
 def blob_address(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big")
 
@@ -55,6 +59,8 @@ class StoredSource(Source):
             row = self._cache.get(address)
             if row is None:
                 row = rows.unseal_items(address, body, f"item {first} of stream {stream}")
+                if len(self._cache) >= _KEPT:
+                    self._cache.clear()
                 self._cache[address] = row
             yield first, row
 

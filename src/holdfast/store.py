@@ -28,13 +28,14 @@ from holdfast.revisions import find_in_store
 from holdfast.session import Session
 from holdfast.stats import Stats, stats
 from holdfast.tidying import Tidier
+from holdfast.transfer import Transferred, transfer
 from holdfast.verify import Report, verify
 from holdfast.watching import Watcher
 from holdfast.writing import Writer
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from holdfast.backends.base import Backend, Reader
@@ -342,6 +343,22 @@ class Store:
             for suffix in ("-wal", "-shm"):
                 Path(f"{target}{suffix}").unlink(missing_ok=True)
         return report
+
+    def copy(
+        self,
+        other: Store,
+        *,
+        sessions: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Transferred:
+        """Copy sessions to another store, with those that they were forked from.
+
+        Ids, hashes, labels, operations and what is deleted stay as they are; what sessions share
+        stays shared. Again it copies what is new, and goes on where it was interrupted. A session
+        that is damaged, or differs in the other store, is left alone: the result tells of it.
+        `progress` is told how many sessions are done, and of how many.
+        """
+        return transfer(self.backend, other, sessions, progress)
 
     def new_session(self) -> int:
         return self._number("session")

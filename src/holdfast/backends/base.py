@@ -76,6 +76,19 @@ class Notes:
     taken back; else Gone is raised"""
     shares: Sequence[bytes] = ()
     """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
+    copied: Copied | None = None
+
+
+@dataclass(slots=True)
+class Copied:
+    """Rows of a session that another store has: many at once, where a change has one of each."""
+
+    checkpoints: Sequence[tuple[int, bytes, bytes]] = ()
+    """seq, id, row"""
+    operations: Sequence[tuple[int, bytes]] = ()
+    """number, row"""
+    gaps: Sequence[tuple[int, int | None, bytes]] = ()
+    """seq, position of the ancestor, and row"""
 
 
 @dataclass(slots=True)

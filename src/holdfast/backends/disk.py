@@ -53,8 +53,11 @@ def write_all(handle: int, data: bytes, at: int) -> None:
         done += os.pwrite(handle, data[done:] if done else data, at + done)
 
 
-def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync."""
+def replace(path: Path, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
+    """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync.
+
+    Of many files in one folder, only the last one needs to sync the folder.
+    """
     draft = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
         handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -68,7 +71,7 @@ def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    if durable:
+    if durable and folder:
         sync(path.parent)
 
 

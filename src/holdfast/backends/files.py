@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from holdfast.backends import disk, files_backup, files_gc, files_text, files_writer
+from holdfast.backends import disk, files_backup, files_counters, files_gc, files_writer
 from holdfast.backends.base import Backend, Change, Reader
+from holdfast.backends.files_counters import COUNTERS
 from holdfast.backends.files_reader import BLOBS, FilesReader
 from holdfast.backends.files_writer import LOCKS, SESSIONS, VERSION, Home
 from holdfast.codec import portable
-from holdfast.codec.records import SPACES, seal_counter, unseal_counter
+from holdfast.codec.records import SPACES
 from holdfast.errors import (
     Corrupt,
     HoldfastError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Sweep, Trim
 
 FORMAT = 1
-MARKER, COUNTERS = "holdfast.json", "counters.json"
+MARKER = "holdfast.json"
 _FOLDERS = (SESSIONS, BLOBS, LOCKS)
 
 
@@ -57,6 +58,8 @@ class FilesBackend(Backend):
         self._home = Home(path, durable=durability == "full", timeout=timeout)
         with _translated(path):
             if not (path / MARKER).exists():
+                if _has_sessions(path):
+                    raise Corrupt(f"{path / MARKER} is missing", hint="put a copy of it back")
                 if create is False or read_only:
                     raise StoreNotFound(f"there is no store at {path}")
                 _create(path, timeout)
@@ -68,7 +71,7 @@ class FilesBackend(Backend):
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         self._check_open()
-        reader = FilesReader(self.path, self._home.catalog, self._home.streams)
+        reader = FilesReader(self._home)
         with _translated(self.path), self._home.reading():
             try:
                 yield reader
@@ -116,19 +119,19 @@ class FilesBackend(Backend):
         """Numbers that are counted from what is there, should that file be damaged."""
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
             try:
-                _read_counters(self.path)
+                files_counters.read(self.path)
             except Corrupt:
                 sessions = [f.identity.number for f in home.catalog.folders()]
                 streams = [stream for stream, _ in home.catalog.streams()]
                 highest = {"session": max(sessions, default=0), "stream": max(streams, default=0)}
                 # Whoever has reserved some that are not there yet has at most a few hundred.
-                _write_counters(self.path, {k: n + 10_000 for k, n in highest.items()})
+                files_counters.write(self.path, {k: n + 10_000 for k, n in highest.items()})
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
-            counters = _read_counters(self.path)
+            counters = files_counters.read(self.path)
             first = counters[space]
-            _write_counters(self.path, counters | {space: first + count}, durable=home.durable)
+            files_counters.write(self.path, counters | {space: first + count})
             return first
 
     def backup(self, path: Path) -> None:
@@ -173,10 +176,14 @@ def _create(path: Path, timeout: float) -> None:
             disk.make_folder(path / name)
         for name in ("turn", "readers"):
             (path / LOCKS / name).touch(0o600)
-        _write_counters(path, dict.fromkeys(SPACES, 1))
+        disk.sync(path.parent)
+        files_counters.write(path, dict.fromkeys(SPACES, 1))
         marker = {"holdfast": "a store of files", "format": FORMAT, "id": secrets.token_hex(8)}
         disk.replace(path / MARKER, portable.dumps(marker) + b"\n")
-        disk.sync(path.parent)
+
+
+def _has_sessions(path: Path) -> bool:
+    return (path / SESSIONS).is_dir() and any(os.scandir(path / SESSIONS))
 
 
 def _check(path: Path) -> None:
@@ -192,17 +199,3 @@ def _check(path: Path) -> None:
         if not (path / name).is_dir():
             raise Corrupt(f"the store {path} is damaged: its folder {name} is missing")
 
-
-def _read_counters(path: Path) -> dict[str, int]:
-    try:
-        shown: Any = portable.loads((path / COUNTERS).read_bytes())
-        return {s: unseal_counter(s, files_text.hide_row(shown[s])) for s in SPACES}
-    except FileNotFoundError as e:
-        raise Corrupt(f"{path / COUNTERS} is missing", hint="repair() counts anew") from e
-    except (ValueError, TypeError, LookupError) as e:
-        raise Corrupt(f"{path / COUNTERS} is damaged", hint="repair() counts anew") from e
-
-
-def _write_counters(path: Path, counters: dict[str, int], *, durable: bool = True) -> None:
-    shown = {space: files_text.show_row(seal_counter(space, n)) for space, n in counters.items()}
-    disk.replace(path / COUNTERS, portable.dumps(shown) + b"\n", durable=durable)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
 from holdfast.backends.files_catalog import CHECKPOINTS, SESSION, STREAMS
-from holdfast.backends.files_ledger import HEAD, LOG
+from holdfast.backends.files_ledger import HEAD, LOG, hint
 from holdfast.backends.files_reader import BLOBS, record_path
 from holdfast.backends.files_writer import LOCKS, SESSIONS
 from holdfast.errors import InvalidRequest, Unavailable
@@ -72,12 +72,12 @@ def _copy_session(ledger: Ledger, target: Path) -> None:
         source = record_path(ledger.folder, seq)
         if source.exists():  # otherwise it is missing there, too
             shutil.copyfile(source, record_path(target, seq))
-    for name in (SESSION, HEAD):
-        if (ledger.folder / name).exists():
-            shutil.copyfile(ledger.folder / name, target / name)
-    (target / HEAD).write_bytes(b"%-12d\n" % ledger.entries)
-    with open(ledger.folder / LOG, "rb") as log:
-        (target / LOG).write_bytes(log.read(ledger.size))
+    if (ledger.folder / SESSION).exists():
+        shutil.copyfile(ledger.folder / SESSION, target / SESSION)
+    (target / HEAD).write_bytes(hint(ledger.entries))
+    if ledger.size:  # otherwise it is missing there, too
+        with open(ledger.folder / LOG, "rb") as log:
+            (target / LOG).write_bytes(log.read(ledger.size))
 
 
 def _copy_streams(home: Home, ledgers: list[Ledger], root: Path) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LOG, HEAD = "log.jsonl", "head"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
+_TAIL = 32
+"""So many bytes before its end tell whether a log is still the one that was read."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 
 
@@ -63,13 +65,24 @@ def _show_notes(
         "unfacets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.unfacets],
         "facets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.facets],
     }
+    copied = notes.copied
+    if copied is not None:
+        found["checkpoints"] = [[seq, ids.to_text(id)] for seq, id, _ in copied.checkpoints]
+        found["operations"] = [_show_operation(session, *each) for each in copied.operations]
+        found["gaps"] = [
+            [seq, ancestor, row(text.plain(rows.GAP, position(session, seq), body))]
+            for seq, ancestor, body in copied.gaps
+        ]
     if notes.rename is not None:
         found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
     if notes.operation is not None:
-        number, body = notes.operation
-        body = text.plain(rows.OPERATION, position(session, number), body)
-        found["operation"] = [number, row(body)]
+        found["operation"] = _show_operation(session, *notes.operation)
     return {what: facts for what, facts in found.items() if facts}
+
+
+def _show_operation(session: int, number: int, body: bytes) -> list[Any]:
+    body = text.plain(rows.OPERATION, position(session, number), body)
+    return [number, text.show_row(body)]
 
 
 def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
@@ -109,6 +122,24 @@ def _hide_id(shown: str) -> bytes:
     return id
 
 
+def _all_of(entry: dict[str, Any], what: str) -> list[Any]:
+    """The one fact of a kind that most commits bring, or all that a copy does."""
+    return [*entry.get(f"{what}s", ()), *([entry[what]] if what in entry else [])]
+
+
+def hint(entries: int) -> bytes:
+    """What the file `head` says: how many lines the log has. Twice, lest a flipped bit counts."""
+    return b"%12d %12d\n" % (entries, entries)
+
+
+def _read_hint(path: Path) -> int:
+    try:
+        first, second = (path / HEAD).read_bytes().split()
+        return int(first) if first == second else 0
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return 0
+
+
 class Ledger:
     """What the log of a session says, as far as it was read."""
 
@@ -117,6 +148,7 @@ class Ledger:
         self.pins = 0
         """Readers that look at it, for whom it must stay as it is."""
         self.inode = self.size = self.entries = 0
+        self.tail = b""
         self.damaged: list[int] = []
         """Numbers of the lines that cannot be read."""
         self.number = 0
@@ -157,27 +189,35 @@ class Ledger:
         """Inode and size of the log now; None if there is none."""
         try:
             found = os.stat(self.folder / LOG)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_ino, found.st_size
 
-    def read(self) -> None:
-        """All that was added since. Lines that are not complete yet are left for later."""
+    def read(self) -> bool:
+        """All that was added since. Lines that are not complete yet are left for later.
+
+        False if the log is another than the one that was read before.
+        """
         try:
             handle = os.open(self.folder / LOG, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
+        except (FileNotFoundError, NotADirectoryError):
+            self._doubt(None)
+            return True
         try:
             found = os.fstat(handle)
-            self.inode = found.st_ino
-            data = os.pread(handle, found.st_size - self.size, self.size)
+            start = self.size - len(self.tail)
+            data = os.pread(handle, max(found.st_size - start, 0), start)
         finally:
             os.close(handle)
-        whole = data.rfind(b"\n") + 1
-        for entry in self._entries(data[:whole]):
+        if not data.startswith(self.tail):
+            return False
+        self.inode = found.st_ino
+        end = data.rfind(b"\n") + 1
+        for entry in self._entries(data[len(self.tail) : end]):
             self.apply(entry)
-        self.size += whole
-        self._doubt(found.st_size)
+        self.size, self.tail = start + end, data[:end][-_TAIL:]
+        self._doubt((found.st_ino, found.st_size))
+        return True
 
     def _entries(self, data: bytes) -> Iterator[dict[str, Any]]:
         """Sound lines in their order; what lies between is noted as damaged."""
@@ -215,13 +255,10 @@ class Ledger:
         except (*_MALFORMED, Corrupt):
             self.damaged.append(n)
 
-    def _doubt(self, seen: int) -> None:
+    def _doubt(self, seen: tuple[int, int] | None) -> None:
         """If the log was longer once, its end is damaged, and so the head unknown."""
-        try:
-            known = int((self.folder / HEAD).read_bytes().split()[0])
-        except (OSError, ValueError, IndexError):
-            return
-        if known > self.entries and self.status() == (self.inode, seen):
+        known = _read_hint(self.folder)
+        if known > self.entries and self.status() == seen:
             self.damaged += range(self.entries + 1, known + 1)
             self.entries = known
             self.head = DAMAGED_HEAD
@@ -240,8 +277,8 @@ class Ledger:
             self.origin = (session, seq)
         if "head" in entry:
             self.head = row(entry["head"])
-        if "checkpoint" in entry:
-            self.add(entry["checkpoint"][0], _hide_id(entry["checkpoint"][1]))
+        for seq, id in _all_of(entry, "checkpoint"):
+            self.add(seq, _hide_id(id))
         for stream, end in entry.get("streams", ()):
             self.ends[stream] = end
         for key, seq in entry.get("keys", ()):
@@ -250,8 +287,8 @@ class Ledger:
             self.marks.pop((seq, kind, name(value)), None)
         for seq, kind, value, body in entry.get("marks", ()):
             self.marks[seq, kind, name(value)] = row(body)
-        if "operation" in entry:
-            self.operations[entry["operation"][0]] = row(entry["operation"][1])
+        for number, body in _all_of(entry, "operation"):
+            self.operations[number] = row(body)
         for seq, body in entry.get("tombs", ()):
             self.tombs[seq] = row(body)
         for seq in entry.get("untombs", ()):
@@ -292,6 +329,11 @@ class Ledger:
             del self.marks[mark]
 
     # -- writing the log -----------------------------------------------------------------------
+
+    def advance(self, entry: dict[str, Any], line: bytes, inode: int, at: int) -> None:
+        """Know of a line that was written, as if it had been read."""
+        self.apply(entry)
+        self.inode, self.size, self.tail = inode, at + len(line), line[-_TAIL:]
 
     def line(self, entry: dict[str, Any]) -> bytes:
         """The next line."""
@@ -361,16 +403,18 @@ class Identity(NamedTuple):
             "row": text.show_row(self.row),
             "origin": self.origin,
         }
-        return portable.dumps(shown) + b"\n"
+        return text.seal_line(self.number, shown)
 
     @classmethod
     def read(cls, data: bytes) -> Identity | None:
         """None if the file is damaged."""
         try:
-            shown = portable.loads(data)
+            number = portable.loads(data)["number"]
+            shown = text.read_line(number, data.removesuffix(b"\n"))
+            if shown is None:
+                return None
             names = tuple([text.hide_name(name) for name in shown["session"]])
             origin = None if shown["origin"] is None else (shown["origin"][0], shown["origin"][1])
-            found = cls(shown["number"], names, text.hide_row(shown["row"]), origin)
-        except (*_MALFORMED, Corrupt):
+            return cls(number, names, text.hide_row(shown["row"]), origin)
+        except (*_MALFORMED, OverflowError, Corrupt):
             return None
-        return found if found.show() == data else None

@@ -238,6 +238,16 @@ class Streams:
         os.ftruncate(handle, cut)
         return cut, False
 
+    def insert(self, path: Path, lines: Sequence[Line], durable: bool) -> None:  # noqa: FBT001
+        """Lines in their places among those that are there."""
+        texts = {line.n: show(line) for line in lines}
+        for text in path.read_bytes().split(b"\n") if path.exists() else ():
+            number = _number(text, 0)
+            if number is not None:
+                texts.setdefault(number, text + b"\n")
+        self.forget(path)
+        disk.replace(path, b"".join([texts[n] for n in sorted(texts)]), durable=durable)
+
     def rewrite(self, path: Path, dead: Iterable[int], *, durable: bool) -> int:
         """Drop items; how many went."""
         gone = set(dead)

@@ -181,12 +181,19 @@ def commit(home: Home, change: Change) -> None:
         if notes.rename is not None:
             _announce(home, ledger, notes.rename[0])
         ends = _write_items(home, ledger, change)
-        if change.checkpoint is not None:
-            seq, id, row = change.checkpoint
-            row = files_text.plain(rows.CHECKPOINT, checkpoint_address(session, seq, id), row)
-            text = files_text.show_checkpoint(seq, id, row)
-            disk.replace(record_path(ledger.folder, seq), text, durable=home.durable)
+        _write_records(home, ledger, change, notes)
         home.log(ledger, entry_of(change, notes, ends))
+
+
+def _write_records(home: Home, ledger: Ledger, change: Change, notes: Notes) -> None:
+    new = [] if change.checkpoint is None else [change.checkpoint]
+    if notes.copied is not None:
+        new += notes.copied.checkpoints
+    for n, (seq, id, row) in enumerate(new, start=1):
+        address = checkpoint_address(change.session, seq, id)
+        text = files_text.show_checkpoint(seq, id, files_text.plain(rows.CHECKPOINT, address, row))
+        path = record_path(ledger.folder, seq)
+        disk.replace(path, text, durable=home.durable, folder=n == len(new))
 
 
 def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
@@ -292,16 +299,21 @@ def _sync_log(home: Home, session: int) -> None:
 def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
     """Add the items that are not there yet; streams, and where they end now."""
     new: dict[int, list[Any]] = {}
+    copying = change.checkpoint is None  # a copy may bring what was left out before
     for write in change.rows:
         end = ledger.ends.get(write.stream, 0)
         lines = new.setdefault(write.stream, [])
-        lines += [line for line in items_of(write) if line.n >= end]
+        lines += [line for line in items_of(write) if line.n >= end or copying]
     ends = []
     for stream, lines in new.items():
         if lines:
             lines.sort()
             path = ledger.folder / STREAMS / f"{stream}.jsonl"
             end = ledger.ends.get(stream, 0)
-            home.streams.append(path, end, lines, durable=home.durable)
-            ends.append([stream, lines[-1].n + 1])
+            if lines[0].n < end:
+                home.streams.insert(path, [line for line in lines if line.n < end], home.durable)
+                lines = [line for line in lines if line.n >= end]
+            if lines:
+                home.streams.append(path, end, lines, durable=home.durable)
+                ends.append([stream, lines[-1].n + 1])
     return ends

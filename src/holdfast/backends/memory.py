@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.base import Copied, Sweep, Trim
     from holdfast.codec.streams import RowWrite
 
 STREAM_BITS, SEQ_BITS = 24, 32
@@ -136,6 +136,16 @@ class MemoryBackend(Backend, Reader):
             self._facets.setdefault((kind, value), set()).add(id)
         for digest in notes.shares:
             self._shared[digest] = self._version
+        if notes.copied is not None:
+            self._apply_copied(notes.copied, session)
+
+    def _apply_copied(self, copied: Copied, session: int) -> None:
+        for seq, id, row in copied.checkpoints:
+            self._checkpoints.setdefault(session, {})[seq] = (id, row)
+            insort(self._ids, (id, session, seq))
+        self._operations.setdefault(session, {}).update(copied.operations)
+        for seq, ancestor, row in copied.gaps:
+            self._gaps[session, seq] = (ancestor, row)
 
     def _write_row(self, write: RowWrite) -> None:
         stream, first, replaces, row = write

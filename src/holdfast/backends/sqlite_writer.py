@@ -17,7 +17,7 @@ from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
-    from holdfast.backends.base import Change, Notes, Sweep, Trim
+    from holdfast.backends.base import Change, Copied, Notes, Sweep, Trim
 
 _MAX_BINDINGS = 8
 
@@ -180,6 +180,19 @@ def _write_notes(
         execute("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", facet)
     for facet in notes.facets:
         execute("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", facet)
+    if notes.copied is not None:
+        _write_copied(execute, session, notes.copied)
+
+
+def _write_copied(execute: Any, session: int, copied: Copied) -> None:
+    for seq, id, body in copied.checkpoints:
+        execute(_CHECKPOINT, (position(session, seq), id, body))
+    for number, body in copied.operations:
+        where = position(session, number)
+        execute("INSERT OR REPLACE INTO operations VALUES (?, ?)", (where, body))
+    for seq, ancestor, body in copied.gaps:
+        row = (position(session, seq), ancestor, body)
+        execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
 
 
 _THERE = "SELECT 1 FROM checkpoints WHERE pos = ?"

@@ -1,0 +1,234 @@
+"""Copies: the same hashes and states in another store, all that is shared still shared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import transfer
+from holdfast.errors import InvalidRequest, SessionNotFound
+from tests.home import TEXT, Home
+
+KINDS = ["memory", "sqlite", "files", "postgres"]
+
+
+@pytest.fixture(params=KINDS)
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A second store, of each kind."""
+    home = Home(request.param, tmp_path / "other")
+    yield home
+    home.give_back()
+
+
+def life(
+    rng: random.Random, store: holdfast.Store, steps: int, start: int = 0, *, harsh: bool = True
+) -> None:
+    """Sessions with everything: big and nested values, forks, marks, deletions, keys, gc."""
+    names = [info.name for info in store.sessions()]
+    for n in range(start, start + steps):
+        if not names:
+            names.append(f"s{n}")
+        session = store.session(rng.choice(names), agent=rng.choice([None, "planner"]))
+        roll = rng.random()
+        with suppress(holdfast.InvalidRequest, holdfast.NotFound, holdfast.Conflict):
+            if roll < 0.35 or not session.exists():
+                nested = [{"n": n, "deep": [f"{i} {TEXT}" for i in range(rng.randrange(9))]}]
+                state = session.load() if session.exists() else {"log": [], "files": {}}
+                state["log"] += [f"{n} {TEXT}", *nested * rng.randrange(2)]
+                state["files"][f"f{rng.randrange(60)}"] = f"{n} {TEXT * rng.randrange(30)}"
+                session.save(state, key=f"k{n}", label=rng.choice([None, "l"]), trigger="t")
+            elif roll < 0.6:
+                session.append("log", {"n": n, "text": TEXT}, tags=["a"] * rng.randrange(2))
+            elif roll < 0.7:
+                session.fork(f"f{n}", rng.choice([c.id for c in session.history()]))
+                names.append(f"f{n}")
+            elif roll < 0.78:
+                session.rewind(rng.choice([c.id for c in session.tree()]))
+            elif roll < 0.84:
+                session.delete(rng.choice([c.id for c in session.tree()]))
+            elif roll < 0.88:
+                session.tag(rng.choice([c.id for c in session.tree()]), f"t{n}")
+            elif roll < 0.92:
+                session.undo()
+            elif roll < 0.95 and harsh:
+                session.delete()
+                names.remove(session.name)
+            elif roll < 0.97 and harsh:
+                store.gc()
+
+
+def facts(store: holdfast.Store, names: list[str] | None = None) -> dict[str, Any]:
+    """All that can be seen of some sessions of a store, and the hashes."""
+    out: dict[str, Any] = {}
+    for info in store.sessions():
+        if names is not None and info.name not in names:
+            continue
+        session = store.session(info.name)
+        tree = [(c.id, c.seq, c.hash, c.state_hash, c.label, c.tags, c.meta) for c in session.tree()]
+        states = {c.id: session.load(c) for c in session.tree()}
+        history = [(c.id, c.step, c.pruned) for c in session.history()] if info.head else []
+        ops = [(op.number, op.kind, op.summary, op.way_back) for op in session.ops()]
+        out[info.name] = (info.agent, info.head and info.head.id, tree, states, history, ops)
+    out["found"] = [
+        sorted(c.id for c in store.find(**query) if c.session in out)
+        for query in ({"tag": "a"}, {"label": "l"}, {"trigger": "t"}, {"agent": "planner"})
+    ]
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_copy_is_the_same(home: Home, other: Home, seed: int) -> None:
+    rng = random.Random(seed)
+    for part in range(3):  # what is new comes along the next time
+        life(rng, home.store, 25, part * 100, harsh=not part)
+        result = home.store.copy(other.store)
+        assert result.skipped == ()
+        names = [info.name for info in home.store.sessions()]
+        assert facts(other.store, names) == facts(home.store, names)
+        report = other.store.verify(read_data=True)
+        assert report.ok, str(report)
+        again = home.store.copy(other.store)
+        assert (again.sessions, again.checkpoints) == (0, 0)
+    home.store.gc()
+    life(rng, other.reopened(), 20, 1_000)  # and life goes on in the copy
+    other.store.gc()
+    report = other.store.verify(read_data=True)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_there_and_back_again(tmp_path: Path, sqlite: Home, seed: int) -> None:
+    """Through every kind of store, with nothing lost on the way."""
+    life(random.Random(100 + seed), sqlite.store, 60)
+    before = facts(sqlite.store)
+    homes = [Home(kind, tmp_path / kind) for kind in ("postgres", "files", "memory", "sqlite")]
+    source = sqlite.store
+    for home in homes:
+        assert source.copy(home.store).skipped == ()
+        source = home.store
+    assert facts(source) == before
+    assert source.verify(read_data=True).ok
+    for home in homes:
+        home.give_back()
+
+
+def test_what_is_shared_stays_shared(home: Home, other: Home) -> None:
+    session = home.session()
+    session.save({"log": [f"{n} {TEXT}" for n in range(100)], "big": "x" * 50_000})
+    for n in range(20):
+        session.fork(f"fork {n}").append("log", str(n))
+    home.session("apart").save({"mine": "x" * 50_000})
+    home.store.copy(other.store)
+    ours, theirs = home.store.stats(), other.store.stats()
+    assert theirs.checkpoints == ours.checkpoints == 42
+    most = 2.2 if "files" in (home.kind, other.kind) else 1.2  # which are not compressed
+    assert theirs.bytes["items"] < 40 * most * len(TEXT) * 3
+    assert theirs.rows["blobs"] == 1 if hasattr(theirs, "rows") else True
+
+
+def test_forks_bring_what_they_were_forked_from(home: Home, other: Home) -> None:
+    first = home.filled(3, "first")
+    second = first.fork("second", "@~1")
+    second.append("log", "x")
+    second.fork("third").append("log", "y")
+    home.filled(2, "another")
+    home.store.copy(other.store, sessions=["third"])
+    assert [info.name for info in other.store.sessions()] == ["first", "second", "third"]
+    third = other.session("third")
+    assert [c.id for c in third.history()] == [c.id for c in home.session("third").history()]
+    assert third.load() == home.session("third").load()
+
+
+def test_progress_is_told(home: Home, other: Home) -> None:
+    for name in "abc":
+        home.filled(1, name)
+    told: list[tuple[int, int]] = []
+    home.store.copy(other.store, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_an_interrupted_copy_goes_on(
+    home: Home, other: Home, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_CHUNK_ROWS", 3)
+    life(random.Random(7), home.store, 40)
+    backend, commits = other.store.backend, list[int]()
+    commit = backend.commit
+
+    def stop(change: Any) -> None:
+        if len(commits) == after:
+            raise KeyboardInterrupt
+        commits.append(1)
+        commit(change)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(backend, "commit", stop)
+        home.store.copy(other.store)
+    assert other.store.verify(read_data=True).ok
+    home.store.copy(other.reopened())
+    assert facts(other.store) == facts(home.store)
+    assert other.store.verify(read_data=True).ok
+
+
+def test_another_history_is_left_alone(home: Home, other: Home) -> None:
+    home.filled(3)
+    home.filled(2, "fine")
+    home.store.copy(other.store)
+    other.session().append("log", "of its own")
+    home.session().append("log", "here")
+    home.session().fork("fork")
+    mine = other.session().load()
+    result = home.store.copy(other.store)
+    assert [name for name, _ in result.skipped] == ["s", "fork"]
+    assert other.session().load() == mine
+    assert other.session("fine").load() == home.session("fine").load()
+
+
+def test_a_damaged_session_is_left_alone(home: Home, other: Home) -> None:
+    home.filled(3)
+    home.filled(3, "fine")
+    home.spoil_checkpoint(2)
+    [(name, why)] = home.store.copy(other.store).skipped
+    assert (name, "checkpoint 2" in why) == ("s", True)
+    assert [info.name for info in other.store.sessions()] == ["fine"]
+
+
+def test_requests_that_make_no_sense(home: Home, other: Home) -> None:
+    home.filled(1)
+    with pytest.raises(InvalidRequest):
+        home.store.copy(home.store)
+    with pytest.raises(InvalidRequest):
+        home.store.copy(other.store, sessions="s")
+    with pytest.raises(SessionNotFound):
+        home.store.copy(other.store, sessions=["no such"])
+    assert list(other.store.sessions()) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_freed_here_stays_there(home: Home, other: Home, seed: int) -> None:
+    """A copy adds, and takes nothing away."""
+    rng = random.Random(50 + seed)
+    for part in range(4):
+        life(rng, home.store, 25, part * 100)
+        before = facts(other.store)
+        result = home.store.copy(other.store)
+        assert result.skipped == ()
+        ours, theirs = facts(home.store), facts(other.store)
+        for name in ours.keys() - {"found"}:
+            _, head, tree, states, history, _ = theirs[name]
+            assert head == ours[name][1]
+            assert {*map(repr, ours[name][2])} <= {*map(repr, tree)}
+            assert ours[name][3].items() <= states.items()
+            assert [row for row in ours[name][4] if row[2] == 0 and row not in history] == []
+        assert before.keys() <= theirs.keys()
+        report = other.store.verify(read_data=True)
+        assert report.ok, str(report)
+    other.store.gc()
+    assert other.store.verify(read_data=True).ok
