@@ -15,7 +15,9 @@ LAYERS = [
     {"backends"},
     {"cache", "fields", "lineage", "models", "revisions", "source"},
     {
+        "archive",
         "blame",
+        "cargo",
         "collect",
         "diff",
         "effects",

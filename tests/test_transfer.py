@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import transfer
+from holdfast import cargo
 from holdfast.errors import InvalidRequest, SessionNotFound
 from tests.home import TEXT, Home
 
@@ -70,14 +70,18 @@ def facts(store: holdfast.Store, names: list[str] | None = None) -> dict[str, An
         if names is not None and info.name not in names:
             continue
         session = store.session(info.name)
-        tree = [(c.id, c.seq, c.hash, c.state_hash, c.label, c.tags, c.meta) for c in session.tree()]
+        tree = [
+            (c.id, c.seq, c.hash, c.state_hash, c.label, c.tags, c.meta) for c in session.tree()
+        ]
         states = {c.id: session.load(c) for c in session.tree()}
         history = [(c.id, c.step, c.pruned) for c in session.history()] if info.head else []
         ops = [(op.number, op.kind, op.summary, op.way_back) for op in session.ops()]
         out[info.name] = (info.agent, info.head and info.head.id, tree, states, history, ops)
+    queries: list[dict[str, Any]] = [
+        {"tag": "a"}, {"label": "l"}, {"trigger": "t"}, {"agent": "planner"},
+    ]  # fmt: skip
     out["found"] = [
-        sorted(c.id for c in store.find(**query) if c.session in out)
-        for query in ({"tag": "a"}, {"label": "l"}, {"trigger": "t"}, {"agent": "planner"})
+        sorted(c.id for c in store.find(**query) if c.session in out) for query in queries
     ]
     return out
 
@@ -157,7 +161,7 @@ def test_progress_is_told(home: Home, other: Home) -> None:
 def test_an_interrupted_copy_goes_on(
     home: Home, other: Home, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(cargo, "_CHUNK_ROWS", 3)
     life(random.Random(7), home.store, 40)
     backend, commits = other.store.backend, list[int]()
     commit = backend.commit

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast import lineage
+from holdfast import archive, lineage
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
@@ -359,6 +359,30 @@ class Store:
         `progress` is told how many sessions are done, and of how many.
         """
         return transfer(self.backend, other, sessions, progress)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sessions: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Transferred:
+        """copy() to a portable file, or to a folder of readable JSON.
+
+        A name that ends in .jsonl makes a file, one in .jsonl.zst a compressed one, any other a
+        folder, which is a store as well: open it with "files:…".
+        """
+        return archive.export(self, Path(os.fspath(path)), sessions, progress, Store)
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sessions: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Transferred:
+        """copy() from what export() has made. What is damaged there is skipped, and told of."""
+        return archive.import_(self, Path(os.fspath(path)), sessions, progress, Store)
 
     def new_session(self) -> int:
         return self._number("session")

@@ -8,34 +8,27 @@ what it lacks; so a copy that was interrupted goes on, and one that is complete 
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import ormsgpack
-from ormsgpack import Ext
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import lineage
 from holdfast.backends.base import Change, Copied, Moved, Notes
-from holdfast.codec import records, streams, values, wire
-from holdfast.codec.nodes import BLOB_TAG, DICT, RAW, ROPE_TAG, parse_blob, parse_rope
+from holdfast.cargo import Cargo, Load, Pairing
+from holdfast.codec import records
 from holdfast.codec.records import AGENT, MAX_SEQ, Head, Info, position
-from holdfast.codec.streams import RowWrite
-from holdfast.errors import UNREADABLE, Conflict, InvalidRequest
+from holdfast.errors import UNREADABLE, Conflict, Corrupt, InvalidRequest
 from holdfast.live import Spans, all_rows
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from holdfast.backends.base import Backend, Reader
-    from holdfast.codec.nodes import Extent, Rope
+    from holdfast.cargo import Part
     from holdfast.codec.records import Row
     from holdfast.store import Store
 
     Progress = Callable[[int, int], None]
-    _Part = tuple[list[RowWrite], list[tuple[bytes, bytes, bool]]]
 
-_CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 2_000
 _PAGE = 1_000
 
 
@@ -114,13 +107,9 @@ class _Copy:
 
     def __init__(self, source: Backend, reader: Reader, target: Store) -> None:
         self._reader, self._target = reader, target
-        self._data = StoredSource(source, reader)
+        self._cargo = Cargo(source, reader, target.new_stream)
         self._sessions: dict[int, int] = {}
         self._failed: set[int] = set()
-        self._streams: dict[int, int] = {}
-        self._spans: dict[int, Spans] = {}
-        """By stream: what of it the other store has."""
-        self.blobs: set[bytes] = set()
         self.sessions = self.checkpoints = self.known = 0
 
     def session(self, number: int) -> None:
@@ -138,6 +127,7 @@ class _Copy:
             seq: records.unseal_checkpoint(number, seq, id, body)
             for seq, id, body in all_rows(self._reader, number)
         }
+        self._check_complete(number, head, found)
         former = records.former_name(number, name)
         with self._target.backend.reader() as there:
             known = _counterpart(there, name, former, found)
@@ -147,7 +137,7 @@ class _Copy:
             expect = there.head(here) if known else None
             new = [found[seq] for seq in sorted(found.keys() - has)]
             self.known += len(has)
-            load = _Load(self, found.get(head.last))
+            load = Load(self._cargo, found.get(head.last))
             for each in new:
                 load.root(each.root)
             if former is not None and known and lineage.is_deleted(there, here) is False:
@@ -164,20 +154,29 @@ class _Copy:
             self.sessions += 1
             self.checkpoints += len(new)
 
+    def _check_complete(self, number: int, head: Head, found: dict[int, Row]) -> None:
+        there = Spans.of(found)
+        for low, high in lineage.freed(self._reader, number):
+            there.add(low, high)
+        for low, _ in there.missing(1, head.last + 1):
+            raise Corrupt(f"the record of checkpoint {low} is missing")
+        if head.seq and head.seq not in found:
+            raise Corrupt("the head points at no checkpoint")
+
     def _write(
         self,
         here: int,
         create: tuple[bytes, bytes] | None,
         expect: bytes,
         final: bytes,
-        load: _Load,
+        load: Load,
         new: list[Row],
         notes: Notes,
     ) -> None:
         """Data first, a bounded part at a time; then all records at once."""
         origin = notes.origin
         at = expect
-        part: _Part = ([], [])
+        part: Part = ([], [])
         for following in load.parts():
             if part != ([], []):
                 head = at or Head(0, 0, 0, None).seal(here)
@@ -199,15 +198,13 @@ class _Copy:
         except Moved:
             raise Conflict("somebody else writes to the session in the other store") from None
 
-    def _compare(
-        self, there: Reader, number: int, here: int, found: dict[int, Row]
-    ) -> set[int]:
+    def _compare(self, there: Reader, number: int, here: int, found: dict[int, Row]) -> set[int]:
         """Seqs that both have; Conflict if the other store has something else."""
         has = set()
         gone = Spans()
         for low, high in lineage.freed(self._reader, number):
             gone.add(low, high)
-        pairing = _Pairing(self, StoredSource(self._target.backend, there))
+        pairing = Pairing(self._cargo, StoredSource(self._target.backend, there))
         for seq, id, body in all_rows(there, here):
             row = found.get(seq)
             other = records.unseal_checkpoint(here, seq, id, body)
@@ -221,7 +218,7 @@ class _Copy:
 
     def _checkpoint(self, here: int, row: Row) -> tuple[int, bytes, bytes]:
         r = row.record
-        line, root = self.stream(row.line), self.remapped(row.root)
+        line, root = self._cargo.stream(row.line), self._cargo.remapped(row.root)
         body = records.seal_checkpoint(
             here, r.seq, r.id, row.meta, r.hash, line, r.size, r.added, root, r.skip
         )
@@ -341,43 +338,6 @@ class _Copy:
         kept = there.checkpoint(*place)
         return kept is not None and kept[0] == r.parent
 
-    # -- data ----------------------------------------------------------------------------------
-
-    def stream(self, stream: int) -> int:
-        if stream not in self._streams:
-            self._streams[stream] = self._target.new_stream()
-        return self._streams[stream]
-
-    def same_stream(self, stream: int, other: int) -> None:
-        self._streams[stream] = other
-
-    def spans(self, stream: int) -> Spans:
-        return self._spans.setdefault(stream, Spans())
-
-    def remapped(self, stored: bytes) -> bytes:
-        """A stored encoding with the other store's numbers in its references."""
-
-        def follow(tag: int, data: bytes) -> Ext:
-            if tag != ROPE_TAG:
-                return Ext(tag, data)
-            rope = ormsgpack.unpackb(data)
-            tails, extents = rope[6], rope[7]
-            for i in range(0, len(tails), 6):
-                tails[i : i + 2] = [self.stream(tails[i]), self.stream(tails[i + 1])]
-            for i in range(0, len(extents), 3):
-                extents[i] = self.stream(extents[i])
-            return Ext(tag, ormsgpack.packb(rope))
-
-        return ormsgpack.packb(values.decode(stored, follow), None, values.PACK)
-
-    def items(self, stream: int, low: int, high: int) -> tuple[list[bytes], bool]:
-        """Items, and whether any may hold references."""
-        return _items(self._data, [(stream, low, high - low)])
-
-    def blob_row(self, digest: bytes, size: int) -> bytes:
-        self._data.blob(digest, size)  # which checks it
-        return self._reader.blob(digest) or b""
-
 
 def _says(notes: Notes) -> bool:
     """Whether there is anything to note."""
@@ -393,16 +353,6 @@ def _says(notes: Notes) -> bool:
 def _has_facet(reader: Reader, facet: tuple[int, bytes, bytes]) -> bool:
     kind, value, id = facet
     return reader.find_facets(kind, value, id, id + b"\0", 1) == [id]
-
-
-def _items(source: StoredSource, extents: Sequence[Extent]) -> tuple[list[bytes], bool]:
-    refs = False
-    out: list[bytes] = []
-    for piece in streams.pieces(source, extents):
-        refs = refs or piece.refs
-        starts = pairwise([piece.base, *piece.ends])
-        out += [piece.data[a - piece.base : b - piece.base] for a, b in starts]
-    return out, refs
 
 
 def _counterpart(
@@ -424,135 +374,3 @@ def _counterpart(
 def _is_same(there: Reader, number: int, found: dict[int, Row]) -> bool:
     held = {seq: id for seq, id, _ in all_rows(there, number)}
     return any(held.get(seq) == row.record.id for seq, row in found.items())
-
-
-class _Load:
-    """The data that the new checkpoints of a session refer to."""
-
-    def __init__(self, copy: _Copy, newest: Row | None) -> None:
-        self._copy = copy
-        self._ranges: dict[int, tuple[int, Spans]] = {}
-        """By stream: the kind of its items, and which are needed."""
-        self._cuts: dict[int, set[int]] = {}
-        """Where a row must begin: the newest checkpoint's streams go on from there."""
-        self._blobs: dict[bytes, int] = {}
-        self._line = newest.line if newest else None
-
-    def root(self, stored: bytes) -> None:
-        values.decode(stored, self._follow)
-
-    def _follow(self, tag: int, data: bytes) -> None:
-        if tag == BLOB_TAG:
-            blob = parse_blob(data)
-            if blob.hash not in self._copy.blobs:
-                self._blobs[blob.hash] = blob.size
-        elif tag == ROPE_TAG:
-            rope = parse_rope(data)
-            for tail in rope.tails:
-                if tail.line == self._line:
-                    self._cuts.setdefault(tail.stream, set()).update((tail.small, tail.loose))
-                    self._need(rope, tail.stream, tail.small, tail.end)
-            for stream, first, count in rope.extents:
-                self._need(rope, stream, first, first + count)
-
-    def _need(self, rope: Rope, stream: int, low: int, high: int) -> None:
-        if low >= high:
-            return
-        kind, spans = self._ranges.setdefault(stream, (rope.kind, Spans()))
-        lacking = self._copy.spans(stream).missing(low, high)
-        for start, stop in [new for part in lacking for new in spans.add(*part)]:
-            if kind == RAW:
-                continue
-            items, refs = self._copy.items(stream, start, stop)
-            for item in items if refs else ():
-                cut = wire.string_length(item, 0) if kind == DICT else 0
-                values.decode(item[cut:], self._follow)
-
-    def done(self) -> None:
-        """It is in the other store now."""
-        self._copy.blobs.update(self._blobs)
-        for stream, (_, spans) in self._ranges.items():
-            for span in spans.all():
-                self._copy.spans(stream).add(*span)
-
-    def parts(self) -> Iterator[_Part]:
-        """Rows and blobs, in bounded parts."""
-        held: list[RowWrite] = []
-        blobs: list[tuple[bytes, bytes, bool]] = []
-        size = 0
-        for row in self._rows():
-            held.append(row)
-            size += len(row.body)
-            if size > _CHUNK_BYTES or len(held) >= _CHUNK_ROWS:
-                yield held, blobs
-                held, blobs, size = [], [], 0
-        for digest, length in self._blobs.items():
-            body = self._copy.blob_row(digest, length)
-            blobs.append((digest, body, False))
-            size += len(body)
-            if size > _CHUNK_BYTES:
-                yield held, blobs
-                held, blobs, size = [], [], 0
-        yield held, blobs
-
-    def _rows(self) -> Iterator[RowWrite]:
-        for stream, (kind, spans) in sorted(self._ranges.items()):
-            new = self._copy.stream(stream)
-            cuts = self._cuts.get(stream, set())
-            for low, high in spans.all():
-                edges = sorted({low, high} | {cut for cut in cuts if low < cut < high})
-                for start, stop in pairwise(edges):
-                    for at in range(start, stop, streams.PACK_ITEMS):
-                        end = min(at + streams.PACK_ITEMS, stop)
-                        yield from self._packed(kind, (stream, at, end), new)
-
-    def _packed(self, kind: int, part: tuple[int, int, int], new: int) -> Iterator[RowWrite]:
-        stream, low, high = part
-        items, refs = self._copy.items(stream, low, high)
-        if refs and kind != RAW:
-            for n, item in enumerate(items):
-                cut = wire.string_length(item, 0) if kind == DICT else 0
-                items[n] = item[:cut] + self._copy.remapped(item[cut:])
-        yield from streams.packs(new, low, items, [], refs=refs)
-
-
-class _Pairing:
-    """Which streams of two stores are the same, from checkpoints that both have."""
-
-    def __init__(self, copy: _Copy, theirs: StoredSource) -> None:
-        self._copy, self._theirs = copy, theirs
-
-    def roots(self, ours: Row, theirs: Row) -> None:
-        self._copy.same_stream(ours.line, theirs.line)
-        self._pair(ours.root, theirs.root)
-
-    def _pair(self, ours: bytes, theirs: bytes) -> None:
-        for (tag, mine), (_, other) in zip(_references(ours), _references(theirs), strict=True):
-            if tag == ROPE_TAG:
-                self._ropes(parse_rope(mine), parse_rope(other))
-            elif tag == BLOB_TAG:
-                self._copy.blobs.add(parse_blob(mine).hash)
-
-    def _ropes(self, ours: Rope, theirs: Rope) -> None:
-        for mine, other in zip(ours.tails, theirs.tails, strict=True):
-            self._copy.same_stream(mine.line, other.line)
-            self._copy.same_stream(mine.stream, other.stream)
-        for (stream, first, count), (same, _, _) in zip(ours.extents, theirs.extents, strict=True):
-            self._copy.same_stream(stream, same)
-            new = self._copy.spans(stream).add(first, first + count)
-            for low, high in new if ours.kind != RAW else ():
-                self._items(ours.kind, (stream, low, high - low), (same, low, high - low))
-
-    def _items(self, kind: int, ours: Extent, theirs: Extent) -> None:
-        """Items may hold references in turn."""
-        mine, refs = self._copy.items(ours[0], ours[1], ours[1] + ours[2])
-        if refs:
-            for a, b in zip(mine, _items(self._theirs, [theirs])[0], strict=True):
-                cut = wire.string_length(a, 0) if kind == DICT else 0
-                self._pair(a[cut:], b[cut:])
-
-
-def _references(stored: bytes) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
-    values.decode(stored, lambda tag, data: found.append((tag, data)))
-    return found

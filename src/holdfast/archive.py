@@ -1,0 +1,246 @@
+"""Exports: a store, or some sessions of it, as one portable file or as a folder of JSON.
+
+The folder is a store of files. The file holds the same, line by line: what is in which file of such
+a folder. So both are exact, and what reads one reads the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import zstandard
+
+from holdfast.backends import disk
+from holdfast.backends.files import FilesBackend
+from holdfast.codec import portable, values
+from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
+from holdfast.transfer import Transferred, transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from holdfast.store import Store
+
+    Progress = Callable[[int, int], None]
+
+FORMAT = 1
+_SUFFIXES = (".jsonl", ".jsonl.zst")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_LONGEST = 768 << 20
+"""Bytes of a line. The biggest value has 512 MB, and some more as JSON."""
+_CHUNK = 1 << 20
+# Nothing else is ever written from a file that somebody hands us.
+_PLACES = re.compile(
+    r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}\.json"
+    r"|sessions/(?P<folder>[^/]+)/"
+    r"(log\.jsonl|session\.json|checkpoints/\d{1,12}\.json|streams/\d{1,12}\.jsonl)"
+)
+
+
+def export(
+    store: Store,
+    path: Path,
+    sessions: Iterable[str] | None,
+    progress: Progress | None,
+    new_store: Callable[[FilesBackend], Store],
+) -> Transferred:
+    if os.path.lexists(path):
+        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    if not path.parent.is_dir():
+        raise Unavailable(f"the folder {path.parent} does not exist")
+    as_file = path.name.endswith(_SUFFIXES)
+    with _beside(path) as draft, _translated(path):
+        with new_store(FilesBackend(draft, durability="normal" if as_file else "full")) as copy:
+            done = transfer(store.backend, copy, sessions, progress)
+            names = [info.name for info in copy.sessions()]
+        if as_file:
+            file = draft.with_name(f"{draft.name}.file")
+            try:
+                _write(draft, file, names, compress=path.name.endswith(".zst"))
+                os.link(file, path)
+            finally:
+                file.unlink(missing_ok=True)
+        else:
+            os.rename(draft, path)
+        disk.sync(path.parent)
+    return done
+
+
+def import_(
+    store: Store,
+    path: Path,
+    sessions: Iterable[str] | None,
+    progress: Progress | None,
+    new_store: Callable[[FilesBackend], Store],
+) -> Transferred:
+    if path.is_dir():
+        with new_store(FilesBackend(path, read_only=True)) as source:
+            return transfer(source.backend, store, sessions, progress)
+    if not path.is_file():
+        raise StoreNotFound(f"there is no file {path}", hint="check the path")
+    with _beside(path) as draft, _translated(path):
+        promised, problems = _unpack(path, draft)
+        with new_store(FilesBackend(draft, read_only=True)) as source:
+            there = {info.name for info in source.sessions()}
+            done = transfer(source.backend, store, sessions, progress)
+    wanted = promised if sessions is None else [name for name in promised if name in {*sessions}]
+    lost = [(name, problems or "it is missing in the file") for name in wanted if name not in there]
+    return done._replace(skipped=(*done.skipped, *lost))
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A place for a draft, on the same disk where that can be written."""
+    folder = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
+    draft = folder / f".{path.name[:100]}.{secrets.token_hex(6)}.new"
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Unavailable:
+        raise
+    except OSError as e:
+        raise Unavailable(f"{path} cannot be read or written: {e}") from e
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _write(draft: Path, path: Path, names: list[str], *, compress: bool) -> None:
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as raw:
+        if compress:
+            with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
+                _write_lines(draft, out, names)
+        else:
+            _write_lines(draft, raw, names)
+        raw.flush()
+        disk.sync_handle(raw.fileno())
+
+
+def _write_lines(draft: Path, out: Any, names: list[str]) -> None:
+    shown = [portable.show(values.encode(name)) for name in names]
+    first = {"holdfast": "export", "format": FORMAT, "sessions": shown}
+    out.write(portable.dumps(first) + b"\n")
+    for folder in ("blobs", "sessions"):
+        for path in sorted((draft / folder).rglob("*.json*")):
+            place = path.relative_to(draft).as_posix()
+            if _PLACES.fullmatch(place):
+                for text in _texts(path):
+                    out.write(portable.dumps({"in": place})[:-1] + b',"is":' + text + b"}\n")
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    """The JSON texts of a file: one for each line, or all of it."""
+    with path.open("rb") as file:
+        if path.suffix == ".jsonl":
+            yield from (line.rstrip(b"\n") for line in file)
+        else:
+            yield file.read().replace(b"\n", b"")
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
+    """A store of files from the lines of a file; what it promises, and what is wrong with it."""
+    FilesBackend(draft, durability="normal").close()
+    folders: dict[str, str] = {}
+    problems = ""
+    with path.open("rb") as raw, _opened(raw) as file:
+        lines = _lines(file)
+        names = _promised(path, next(lines, b""))
+        for n, line in enumerate(lines, start=2):
+            place, text = _parsed(line)
+            if place is None:
+                problems = problems or f"line {n} of the file is damaged"
+                continue
+            target = draft / _safe(place, folders)
+            target.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with target.open("ab") as out:
+                out.write(text + b"\n")
+    for path_ in draft.glob("sessions/*/checkpoints/*.json"):
+        path_.write_bytes(_laid_out(path_.read_bytes()))
+    return names, problems
+
+
+@contextmanager
+def _opened(raw: BinaryIO) -> Iterator[Any]:
+    packed = raw.read(len(_ZSTD)) == _ZSTD
+    raw.seek(0)
+    if packed:
+        with zstandard.ZstdDecompressor().stream_reader(raw) as file:
+            yield file
+    else:
+        yield raw
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    """Whole lines, each within bounds; a last one that was cut off comes as it is."""
+    held = bytearray()
+    try:
+        while chunk := file.read(_CHUNK):
+            start = 0
+            while (stop := chunk.find(b"\n", start)) >= 0:
+                held += chunk[start:stop]
+                yield bytes(held)
+                held.clear()
+                start = stop + 1
+            held += chunk[start:]
+            if len(held) > _LONGEST:
+                raise Corrupt("a line of the file is too long")
+    except zstandard.ZstdError:
+        held += b" "  # and nothing more: what was read counts, what is missing is missed
+    if held:
+        yield bytes(held)
+
+
+def _promised(path: Path, line: bytes) -> list[str]:
+    with suppress(ValueError, TypeError, LookupError, Corrupt):
+        first = portable.loads(line)
+        if first["holdfast"] == "export":
+            if first["format"] > FORMAT:
+                raise UnsupportedFormat(f"{path} was written by a newer version")
+            return [str(values.decode(portable.hide(name))) for name in first["sessions"]]
+    raise UnsupportedFormat(f"{path} is not an export of holdfast", hint="see docs/moving.md")
+
+
+def _parsed(line: bytes) -> tuple[re.Match[str] | None, bytes]:
+    try:
+        entry = portable.loads(line)
+        place = _PLACES.fullmatch(entry["in"])
+        return place, portable.dumps(entry["is"])
+    except (ValueError, TypeError, LookupError):
+        return None, b""
+
+
+def _safe(place: re.Match[str], folders: dict[str, str]) -> str:
+    """Where to put it: folders are numbered, whatever they are called."""
+    folder = place["folder"]
+    if folder is None:
+        return place[0]
+    number = folders.setdefault(folder, f"s{len(folders)}")
+    return f"sessions/{number}/{place[0].split('/', 2)[2]}"
+
+
+def _laid_out(text: bytes) -> bytes:
+    """A checkpoint's file as the store of files has it, a field a line."""
+    with suppress(ValueError):
+        shown = portable.loads(text)
+        if type(shown) is dict:
+            fields = [portable.dumps(k) + b": " + portable.dumps(v) for k, v in shown.items()]
+            return b"{" + b",\n ".join(fields) + b"}\n"
+    return text

@@ -1,0 +1,155 @@
+"""Exports and imports: one file, or a folder, and all of it back."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+import holdfast
+from holdfast import archive
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound, UnsupportedFormat
+from tests.home import Home
+from tests.test_transfer import facts, life
+
+FORMS = ["all.jsonl", "all.jsonl.zst", "folder"]
+
+
+def fresh() -> holdfast.Store:
+    return holdfast.open("memory:")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(2))
+def test_there_and_back(home: Home, tmp_path: Path, form: str, seed: int) -> None:
+    life(random.Random(seed), home.store, 40)
+    home.session("odd \udc80 / ../name").save({"x": float("nan"), "b": b"\0", 7: (1, {2})})
+    done = home.store.export(tmp_path / form)
+    assert done.skipped == ()
+    with fresh() as copy:
+        copy.import_(tmp_path / form)
+        assert repr(facts(copy)) == repr(facts(home.store))
+        report = copy.verify(read_data=True)
+        assert report.ok, str(report)
+        again = copy.import_(tmp_path / form)
+        assert (again.sessions, again.skipped) == (0, ())
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([form, "home"])
+
+
+def test_some_sessions(memory: Home, tmp_path: Path) -> None:
+    for name in "abc":
+        memory.filled(2, name)
+    memory.store.export(tmp_path / "x.jsonl", sessions=["a", "b"])
+    with fresh() as copy:
+        copy.import_(tmp_path / "x.jsonl", sessions=["b"])
+        assert [info.name for info in copy.sessions()] == ["b"]
+
+
+def test_a_file_is_lines_of_json(memory: Home, tmp_path: Path) -> None:
+    memory.filled(3, label="here")
+    memory.store.export(tmp_path / "x.jsonl")
+    first, *rest = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert first == {"holdfast": "export", "format": 1, "sessions": ["s"]}
+    assert {entry["in"].split("/")[-1] for entry in rest} >= {"log.jsonl", "session.json"}
+    items = [e["is"]["item"] for e in rest if "/streams/" in e["in"]]
+    assert any("quick brown fox" in str(item) for item in items)
+
+
+def test_a_folder_is_a_store(memory: Home, tmp_path: Path) -> None:
+    memory.filled(3)
+    memory.store.export(tmp_path / "folder")
+    with holdfast.open(f"files:{tmp_path / 'folder'}") as store:
+        store.session("s").append("log", "more")
+        assert store.verify(read_data=True).ok
+
+
+def test_refused(memory: Home, tmp_path: Path) -> None:
+    memory.filled(1)
+    (tmp_path / "taken.jsonl").write_text("mine")
+    with pytest.raises(InvalidRequest):
+        memory.store.export(tmp_path / "taken.jsonl")
+    assert (tmp_path / "taken.jsonl").read_text() == "mine"
+    with pytest.raises(HoldfastError):
+        memory.store.export(tmp_path / "no" / "x.jsonl")
+    with pytest.raises(NotFound):
+        memory.store.import_(tmp_path / "nowhere.jsonl")
+    for text in ("", "mine", "{}", '{"holdfast":"export","format":2,"sessions":[]}', "\x28\xb5"):
+        (tmp_path / "bad.jsonl").write_text(text)
+        with pytest.raises(UnsupportedFormat):
+            memory.store.import_(tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_cut_short_anywhere(memory: Home, tmp_path: Path, compressed: bool) -> None:
+    """What is whole comes in, what is not is told of, and nothing is wrong."""
+    for n, name in enumerate(["a", "b", "c"]):
+        memory.filled(n + 2, name)
+    path = tmp_path / ("x.jsonl.zst" if compressed else "x.jsonl")
+    memory.store.export(path)
+    data, want = path.read_bytes(), facts(memory.store)
+    rng = random.Random(3)
+    for cut in sorted(rng.sample(range(len(data)), 25)):
+        path.write_bytes(data[:cut])
+        _check(path, want)
+
+
+def test_changed_anywhere(memory: Home, tmp_path: Path) -> None:
+    for n, name in enumerate(["a", "b", "c"]):
+        memory.filled(n + 2, name, label="l", tags=["t"])
+    path = tmp_path / "x.jsonl"
+    memory.store.export(path)
+    data, want = path.read_bytes(), facts(memory.store)
+    rng = random.Random(4)
+    for at in sorted(rng.sample(range(len(data)), 60)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+        _check(path, want)
+
+
+def _check(path: Path, want: dict[str, Any]) -> None:
+    with fresh() as copy:
+        try:
+            done = copy.import_(path)
+        except HoldfastError:
+            assert list(copy.sessions()) == []
+            return
+        assert copy.verify(read_data=True).ok
+        have = facts(copy)
+        told = {name for name, _ in done.skipped}
+        for name in want.keys() - {"found"}:
+            if name in have:
+                assert have[name][2:4] == want[name][2:4] or name in told
+            else:
+                assert name in told
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["../x.json", "/etc/x.json", "sessions/../../x/log.jsonl", "sessions/a/../../../x.json",
+     "blobs/ab/../../x.json", "holdfast.json", "sessions/a/lock", "counters.json", 7, None],
+)  # fmt: skip
+def test_nothing_is_written_elsewhere(memory: Home, tmp_path: Path, place: Any) -> None:
+    lines = [
+        {"holdfast": "export", "format": 1, "sessions": ["a"]},
+        {"in": place, "is": {"evil": True}},
+    ]
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = sorted(tmp_path.rglob("*"))
+    done = memory.store.import_(inner / "x.jsonl")
+    assert [name for name, _ in done.skipped] == ["a"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_bomb_is_refused(memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_LONGEST", 4 << 20)
+    first = b'{"holdfast":"export","format":1,"sessions":[]}\n'
+    bomb = zstandard.ZstdCompressor().compress(first + b"0" * (64 << 20))
+    (tmp_path / "x.jsonl.zst").write_bytes(bomb)
+    with pytest.raises(holdfast.Corrupt, match="too long"):
+        memory.store.import_(tmp_path / "x.jsonl.zst")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
