@@ -299,6 +299,16 @@ class ColdSqliteMachine(SqliteMachine):
     cache_bytes = 0
 
 
+class FilesMachine(StoreMachine):
+    processes = True
+
+    def url(self) -> str:
+        return f"files:{self.folder / 'store'}"
+
+    def open(self) -> holdfast.Store:
+        return holdfast.open(self.url(), durability="normal", cache_bytes=self.cache_bytes)
+
+
 class PostgresMachine(StoreMachine):
     processes = True
 
@@ -320,7 +330,7 @@ class PostgresMachine(StoreMachine):
 
 
 @pytest.mark.parametrize(
-    "machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine, PostgresMachine]
+    "machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine, FilesMachine, PostgresMachine]
 )
 def test_store_equals_model(machine: type[StoreMachine], rounds: Any) -> None:
     examples = rounds(60, torture=2_000)

@@ -19,6 +19,7 @@ import zstandard
 
 from holdfast.backends import disk
 from holdfast.backends.files import FilesBackend
+from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
 from holdfast.transfer import Transferred, transfer
@@ -241,6 +242,5 @@ def _laid_out(text: bytes) -> bytes:
     with suppress(ValueError):
         shown = portable.loads(text)
         if type(shown) is dict:
-            fields = [portable.dumps(k) + b": " + portable.dumps(v) for k, v in shown.items()]
-            return b"{" + b",\n ".join(fields) + b"}\n"
+            return lay_out(shown)
     return text

@@ -65,6 +65,8 @@ class FilesBackend(Backend):
                 _create(path, timeout)
             disk.refuse_network(path)
             _check(path)
+            for name in () if read_only else (BLOBS, LOCKS):
+                disk.make_folder(path / name)  # copies may lack what is empty
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -195,7 +197,5 @@ def _check(path: Path) -> None:
         raise Corrupt(f"{path / MARKER} is damaged") from e
     if format > FORMAT:
         raise UnsupportedFormat(f"the store {path} has format {format}, newer than this version's")
-    for name in _FOLDERS:
-        if not (path / name).is_dir():
-            raise Corrupt(f"the store {path} is damaged: its folder {name} is missing")
-
+    if not (path / SESSIONS).is_dir():
+        raise Corrupt(f"the store {path} is damaged: its folder {SESSIONS} is missing")

@@ -100,9 +100,15 @@ class Catalog:
 
     def _add(self, name: str, version: tuple[int, int]) -> None:
         identity = _identify(self.root / name)
+        other = None if identity is None else self._numbers.get(identity.number)
+        if other is not None and other.path.name in _places(other.identity):
+            identity = None  # a copy that somebody made
         if identity is None:
             self._folders[name] = None
             return
+        if other is not None:
+            self._drop(other.path.name)
+            self._folders[other.path.name] = None
         self._folders[name] = folder = Folder(self.root / name, identity, version)
         self._numbers[identity.number] = folder
         for each in identity.names:
@@ -149,26 +155,43 @@ class Catalog:
             folder = self.folder(number)
             if folder is None:
                 return None
-            ledger = self._ledgers.get(number)
-            status = Ledger(folder.path).status() if ledger is None else ledger.status()
-            if status is None:
-                self._ledgers.pop(number, None)
+            ledger = self._ledgers.pop(number, None)
+            status = Ledger(folder.path).status()
+            if ledger is None or (ledger.inode, ledger.size) != status:
+                ledger = self._read(folder, ledger, status)
+            if not ledger.entries and status is None:
                 return None
-            if ledger is None or ledger.inode != status[0] or ledger.size > status[1]:
-                ledger = self._read(Ledger(folder.path), folder.identity)
-            elif ledger.size < status[1]:
-                ledger = self._read(ledger.copy() if ledger.pins else ledger, folder.identity)
+            if ledger.number not in (number, 0):  # gc has made room for another
+                self.refresh(force=True)
+                return None
             self._ledgers[number] = ledger
             return ledger
 
-    def _read(self, ledger: Ledger, identity: Identity) -> Ledger:
-        ledger.read()
+    def _read(self, folder: Folder, known: Ledger | None, status: tuple[int, int] | None) -> Ledger:
+        ledger = Ledger(folder.path)
+        if known is not None and status is not None and known.inode == status[0]:
+            ledger = known.copy() if known.pins else known
+        if not ledger.read():
+            ledger = Ledger(folder.path)
+            ledger.read()
         if not ledger.number and ledger.entries:  # the line that says it is damaged
-            ledger.number, names, ledger.row, ledger.origin = identity
-            ledger.name = names[0]
+            ledger.number, names, row, ledger.origin = folder.identity
+            if not ledger.name:
+                ledger.name, ledger.row = names[0], row
         if ledger.damaged:
             _find_records(ledger)
         return ledger
+
+    def advance(
+        self, ledger: Ledger, entry: dict[str, Any], line: bytes, inode: int, at: int
+    ) -> Ledger:
+        """After a line was written: the ledger that knows of it."""
+        with self._lock:
+            if ledger.entries < entry["n"]:  # otherwise another thread has read it already
+                ledger = ledger.copy() if ledger.pins else ledger
+                ledger.advance(entry, line, inode, at)
+            self._ledgers[ledger.number] = ledger
+            return ledger
 
     def number_of(self, name: str) -> int | None:
         """Of the session in a folder of this name."""
@@ -191,11 +214,6 @@ class Catalog:
             self._names.clear()
             self.refresh(force=True)
 
-    def keep(self, ledger: Ledger) -> None:
-        """One that has just been written to."""
-        with self._lock:
-            self._ledgers[ledger.number] = ledger
-
     def stream(self, stream: int) -> Path | None:
         """The file of a stream, whoever's it is."""
         with self._lock:
@@ -207,8 +225,9 @@ class Catalog:
 
     def streams(self) -> list[tuple[int, Path]]:
         """All streams that there are, in order; those of sessions that are gone as well."""
-        found = []
+        found: list[tuple[int, bool, Path]] = []
         for folder in os.scandir(self.root):
+            ours = self.number_of(folder.name) is not None
             try:
                 files = os.listdir(os.path.join(folder.path, STREAMS))
             except (FileNotFoundError, NotADirectoryError):
@@ -216,8 +235,14 @@ class Catalog:
             for file in files:
                 number = file.removesuffix(".jsonl")
                 if number.isdigit():
-                    found.append((int(number), self.root / folder.name / STREAMS / file))
-        return sorted(found)
+                    found.append((int(number), ours, self.root / folder.name / STREAMS / file))
+        return list({stream: path for stream, _, path in sorted(found)}.items())
+
+    def is_over(self, name: str) -> bool:
+        """Whether a folder is what gc has left of a session, for the sake of its streams."""
+        with self._lock:
+            gone = name in self._folders and self._folders[name] is None
+            return gone and set(os.listdir(self.root / name)) <= {LOCK, STREAMS}
 
     def place(self, number: int, name: bytes) -> Path:
         """A folder for a new session, that nobody has, whatever a file system takes for equal."""
@@ -227,6 +252,15 @@ class Catalog:
             return self.root / f"{shortened(escaped)}~{number}"
         taken = {fold(entry) for entry in os.listdir(self.root)}
         return self.root / f"{escaped}~{number}" if fold(plain.name) in taken else plain
+
+
+def _places(identity: Identity) -> set[str]:
+    """What the folder of a session may be called."""
+    plain = {escape(name) for name in identity.names}
+    named = {
+        f"{shortened(each) if is_too_long(each) else each}~{identity.number}" for each in plain
+    }
+    return plain | named
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -239,10 +273,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 def _identify(path: Path) -> Identity | None:
     """By its file; or, should that be damaged, by its log. None for what is no session."""
-    try:
-        found = Identity.read((path / SESSION).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        found = None
+    found = identity_of(path)
     if found is None:
         ledger = Ledger(path)
         ledger.read()
@@ -251,6 +282,13 @@ def _identify(path: Path) -> Identity | None:
             names = (ledger.name,) if former is None else (ledger.name, former)
             found = Identity(ledger.number, names, ledger.row, ledger.origin)
     return found
+
+
+def identity_of(path: Path) -> Identity | None:
+    try:
+        return Identity.read((path / SESSION).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def fold(name: str) -> str:

@@ -7,11 +7,12 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
-from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, STREAMS
+from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS
 from holdfast.backends.files_ledger import LOG, gaps_of, sweep_entry
 from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
 from holdfast.backends.files_streams import items_of
@@ -45,7 +46,7 @@ def _sweep(home: Home, sweep: Sweep) -> bool:
     others = sorted({other for other, _, _, _ in sweep.gaps} - {session})
     far = {ancestor >> 32 for _, _, ancestor, _ in sweep.gaps if ancestor is not None}
     with home.names(), home.sessions([session, *others], far):
-        reader = FilesReader(home.root, home.catalog, home.streams)
+        reader = FilesReader(home)
         try:
             if not sweep.is_current(reader):
                 return False
@@ -77,6 +78,7 @@ def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
     Where somebody goes on reading, the rest is left to the next gc.
     """
     refuse, home.refuse = home.refuse, Refuse()
+    _sync_logs(home)
     batches = [refuse.blobs[n : n + _BATCH] for n in range(0, len(refuse.blobs), _BATCH)]
     root = home.catalog.root
     work: list[Callable[[], object]] = [
@@ -96,6 +98,15 @@ def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
             progress(done + 1, len(work))
     if progress is not None and not work:
         progress(0, 0)
+
+
+def _sync_logs(home: Home) -> None:
+    """Nothing goes before the line that frees it is durable: its writer may have been killed."""
+    for folder in home.catalog.folders() if home.durable else ():
+        ledger = home.catalog.ledger(folder.identity.number)
+        if ledger is not None and ledger.sweeps:
+            with suppress(FileNotFoundError):  # another gc was faster
+                disk.sync(folder.path / LOG)
 
 
 def _drop_items(home: Home, stream: int, groups: list[_Group]) -> None:
@@ -137,17 +148,19 @@ def _drop_drafts(folder: Path) -> None:
 def _compact(home: Home, path: Path) -> None:
     """One session: files of freed checkpoints, and what the log says of them."""
     with home.names():
+        if not path.is_dir():
+            return
         if path.name.startswith(disk.TEMPORARY):  # nobody makes one now
             shutil.rmtree(path)
             return
-        if not path.is_dir():
-            return
+        home.catalog.refresh(force=True)
+        number = home.catalog.number_of(path.name)
+        if number is None and not home.catalog.is_over(path.name):
+            return  # damaged, or none of ours
         with disk.locked(path / LOCK, home.timeout):
-            home.catalog.refresh(force=True)
-            number = home.catalog.number_of(path.name)
             ledger = None if number is None else home.catalog.ledger(number)
             if ledger is None or not ledger.there:
-                _remove(path)
+                _remove(path, durable=home.durable)
                 home.catalog.refresh(force=True)
                 return
             for folder in (path, path / CHECKPOINTS, path / STREAMS):
@@ -155,21 +168,28 @@ def _compact(home: Home, path: Path) -> None:
                     draft.unlink()
             for seq in ledger.freed:
                 record_path(path, seq).unlink(missing_ok=True)
+            if ledger.damaged:
+                return
             slim = ledger.slim((path / LOG).read_bytes()[: ledger.size])
             if slim is not None:
                 disk.replace(path / LOG, slim, durable=home.durable)
 
 
-def _remove(path: Path) -> None:
-    """A folder without a session; what forks still need of its streams stays."""
+def _remove(path: Path, *, durable: bool) -> None:
+    """A folder without a session; what forks still need of its streams stays.
+
+    What tells that there is no session goes last.
+    """
     streams = path / STREAMS
     keep = streams.is_dir() and any(streams.iterdir())
     for entry in list(path.iterdir()):
-        if entry == streams and keep:
-            continue
-        if entry.is_dir():
+        if entry.is_dir() and entry != streams:
             shutil.rmtree(entry)
-        elif entry.name != LOCK:
+        elif entry.name not in (SESSION, LOG, LOCK, STREAMS):
             entry.unlink()
+    if durable:
+        disk.sync(path)
+    for name in (SESSION, LOG):
+        (path / name).unlink(missing_ok=True)
     if not keep:
         shutil.rmtree(path)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.backends import files_streams, files_text
+from holdfast.backends import files_counters, files_streams, files_text
 from holdfast.backends.base import Reader
-from holdfast.backends.files_catalog import CHECKPOINTS, gone
+from holdfast.backends.files_catalog import CHECKPOINTS, gone, identity_of
 from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
+from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.backends.files_catalog import Catalog
     from holdfast.backends.files_ledger import Ledger
-    from holdfast.backends.files_streams import Streams
+    from holdfast.backends.files_writer import Home
 
 BLOBS = "blobs"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def blob_path(root: Path, digest: bytes) -> Path:
@@ -40,15 +42,18 @@ class Everything(NamedTuple):
 
 
 class FilesReader(Reader):
-    def __init__(self, root: Path, catalog: Catalog, streams: Streams) -> None:
-        self._root, self._catalog, self._streams = root, catalog, streams
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._root, self._catalog, self._streams = home.root, home.catalog, home.streams
         self._pinned: dict[int, Ledger | None] = {}
+        self._blobs: list[tuple[bytes, os.stat_result]] | None = None
         self._everything: Everything | None = None
 
     def close(self) -> None:
-        for ledger in self._pinned.values():
-            if ledger is not None:
-                ledger.pins -= 1
+        with self._catalog._lock:
+            for ledger in self._pinned.values():
+                if ledger is not None:
+                    ledger.pins -= 1
         self._pinned.clear()
 
     def ledger(self, session: int) -> Ledger | None:
@@ -255,14 +260,49 @@ class FilesReader(Reader):
         path = self._catalog.stream(stream)
         return [] if path is None else [*self._streams.read(path, start, stop)]
 
+    def _settle(self) -> list[tuple[bytes, os.stat_result]]:
+        """Look at all of the store, so that what nobody seems to need then is needed by nobody.
+
+        Blobs come first, while nobody is about to refer to one; then all logs, while no session
+        is made and none freed.
+        """
+        if self._blobs is None:
+            with self._home.names():
+                self._catalog.refresh(force=True)
+                for name in self._catalog.unknown():
+                    raise Corrupt(
+                        f"what the folder {name} needs is unknown, so no data is freed",
+                        hint="verify() tells more; move away what is no session",
+                    )
+                with self._home.blobs(shared=False):
+                    self._blobs = self.blob_files()
+                self._ledgers()
+        return self._blobs
+
+    def _committed(self, stream: int, path: Path) -> int:
+        """How many items of a stream count. Those behind them may be about to."""
+        folder = path.parent.parent.name
+        if self._catalog.is_over(folder):
+            return MAX_ITEMS
+        number = self._catalog.number_of(folder)
+        ledger = None if number is None else self.ledger(number)
+        if ledger is None and number is not None:
+            ledger = self._catalog.ledger(number)
+            if ledger is not None and ledger.removed:
+                return MAX_ITEMS
+        return 0 if ledger is None else ledger.ends.get(stream, 0)
+
     def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
+        self._settle()
         out: list[tuple[int, int, bytes]] = []
         for stream, path in self._catalog.streams():
             base = stream << STREAM_BITS
-            low = max(after + 1 - base, 0)
-            if low >= MAX_ITEMS:
+            low, high = max(after + 1 - base, 0), self._committed(stream, path)
+            if low >= high:
                 continue
             for n, text in self._streams.lines(path, low, limit - len(out)):
+                if n >= high:
+                    break
                 line = files_streams.hide(text)
                 begin = line.row[:9] if line is not None else b""
                 out.append((base | n, len(text), begin))
@@ -277,16 +317,12 @@ class FilesReader(Reader):
             return None
 
     def blob_files(self) -> list[tuple[bytes, os.stat_result]]:
-        out = []
-        for folder in sorted(os.listdir(self._root / BLOBS)):
-            for entry in sorted(os.scandir(self._root / BLOBS / folder), key=lambda e: e.name):
-                name = entry.name.removesuffix(".json")
-                if len(name) == 64 and not name.startswith("."):
-                    out.append((bytes.fromhex(name), entry.stat()))
-        return out
+        found = sorted((self._root / BLOBS).glob("??/*.json"))
+        sound = [path for path in found if _DIGEST.fullmatch(path.stem)]
+        return [(bytes.fromhex(path.stem), path.stat()) for path in sound]
 
     def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
-        found = self.blob_files()[after : after + limit]
+        found = self._settle()[after : after + limit]
         return [
             (after + n, digest, status.st_size, status.st_mtime_ns)
             for n, (digest, status) in enumerate(found, start=1)
@@ -325,6 +361,12 @@ class FilesReader(Reader):
         self._catalog.reload()
         for name in self._catalog.unknown():
             yield f"the folder {name} is no session's, as far as can be told"
+        try:
+            files_counters.read(self._root)
+        except Corrupt as e:
+            yield e.message
         for ledger in self._ledgers():
+            if identity_of(ledger.folder) is None:
+                yield f"{ledger.folder.name}/session.json is damaged or missing"
             for n in ledger.damaged:
                 yield f"line {n} of {ledger.folder.name}/log.jsonl is damaged or missing"

@@ -15,10 +15,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.backends import disk
-from holdfast.codec import portable
+from holdfast.codec import portable, wire
 from holdfast.codec.rows import ITEMS, PLAIN, REFS, seal, unseal_items
 from holdfast.codec.streams import STREAM_BITS
-from holdfast.errors import Corrupt
+from holdfast.errors import UNREADABLE, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,8 +59,33 @@ def show(line: Line) -> bytes:
     entry: dict[str, Any] = {"n": line.n, "sum": row[:8].hex()}
     if row[8]:
         entry["flags"] = row[8]
-    item = portable.show(row[9:])
-    return portable.dumps(entry | {"item": item}) + b"\n"
+    return portable.dumps(entry | _show_item(row[9:])) + b"\n"
+
+
+def _show_item(item: bytes) -> dict[str, Any]:
+    """An item of a list is a value; one of a dict is a key and a value; big text has fragments."""
+    shown = portable.show(item)
+    if type(shown) is not dict or shown.keys() != {"$raw"}:
+        return {"item": shown}
+    try:
+        cut = wire.string_length(item, 0)
+        key, value = portable.show(item[:cut]), portable.show(item[cut:])
+        if type(key) is str and (type(value) is not dict or value.keys() != {"$raw"}):
+            return {"key": key, "value": value}
+    except (Corrupt, IndexError):
+        pass
+    try:
+        return {"text": item.decode()}
+    except UnicodeDecodeError:
+        return {"item": shown}
+
+
+def _hide_item(entry: dict[str, Any]) -> bytes:
+    if "text" in entry:
+        return str.encode(entry["text"])
+    if "key" in entry:
+        return portable.hide(entry["key"]) + portable.hide(entry["value"])
+    return portable.hide(entry["item"])
 
 
 def hide(text: bytes) -> Line | None:
@@ -68,7 +93,7 @@ def hide(text: bytes) -> Line | None:
     try:
         entry = portable.loads(text)
         flags = entry.get("flags", 0)
-        item = portable.hide(entry["item"])
+        item = _hide_item(entry)
         row = bytes.fromhex(entry["sum"]) + bytes((flags,)) + item
         return Line(entry["n"], row) if type(entry["n"]) is int else None
     except (*_MALFORMED, Corrupt):
@@ -78,8 +103,8 @@ def hide(text: bytes) -> Line | None:
 class Index:
     """Where the lines of a file are, as far as it was looked at."""
 
-    def __init__(self, inode: int) -> None:
-        self.inode = inode
+    def __init__(self, stream: int, inode: int) -> None:
+        self.stream, self.inode = stream, inode
         self.numbers = array("q")
         self.starts = array("q")
         self.end = 0
@@ -90,12 +115,25 @@ class Index:
         at = 0
         while (stop := data.find(b"\n", at)) >= 0:
             number = _number(data, at)
-            # What is no line, or out of order, is left out: whoever needs it finds it missing.
-            if number is not None and (not self.numbers or number > self.numbers[-1]):
+            # What is no line is left out: whoever needs it finds it missing. A number that does
+            # not follow the last one may be a damaged one, and must not hide those behind it.
+            last = self.numbers[-1] if self.numbers else -1
+            if number == last + 1 or (
+                number is not None and number > last and self._is_sound(data[at:stop])
+            ):
                 self.numbers.append(number)
                 self.starts.append(self.end + at)
             at = stop + 1
         self.end += at
+
+    def _is_sound(self, text: bytes) -> bool:
+        line = hide(text)
+        try:
+            if line is not None:
+                unseal_items(self.stream << STREAM_BITS | line.n, line.row, "an item")
+            return line is not None
+        except UNREADABLE:
+            return False
 
     def offset(self, n: int) -> int:
         """Where the first line of a number not below `n` begins."""
@@ -128,7 +166,7 @@ class Streams:
         with self._lock:
             index = self._indexes.pop(path, None)
             if index is None or index.inode != status.st_ino or index.end > status.st_size:
-                index = Index(status.st_ino)
+                index = Index(int(path.stem), status.st_ino)
             if index.end < status.st_size:
                 index.extend(handle, status.st_size)
             self._indexes[path] = index
@@ -198,6 +236,8 @@ class Streams:
     def append(self, path: Path, end: int, lines: Sequence[Line], *, durable: bool) -> None:
         """Add lines behind those of numbers below `end`; what else there is was never committed."""
         new = not path.exists()
+        if new:  # who copies a store may leave out folders that are empty
+            disk.make_folder(path.parent, durable=durable)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             status = os.fstat(handle)
@@ -209,13 +249,15 @@ class Streams:
             data = b"".join([show(line) for line in lines])
             data = b"\n" + data if torn else data
             disk.write_all(handle, data, at)
-            self._written[path] = (status.st_ino, at + len(data), lines[-1].n + 1)
             if durable:
                 disk.sync_handle(handle)
+                if (
+                    new or known is None
+                ):  # who has made it may have been killed before it was synced
+                    disk.sync(path.parent)
         finally:
             os.close(handle)
-        if new and durable:
-            disk.sync(path.parent)
+        self._written[path] = (status.st_ino, at + len(data), lines[-1].n + 1)
 
     def _end(self, path: Path, handle: int, end: int) -> tuple[int, bool]:
         """Where to go on writing, and whether what is before that lacks the end of its line.

@@ -97,7 +97,19 @@ def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
             raise ValueError
     except (*_MALFORMED, Corrupt):
         shown = {"id": ids.to_text(id), "seq": seq, "row": show_row(row)}
-    fields = [portable.dumps(k) + b": " + portable.dumps(v) for k, v in shown.items()]
+    return lay_out(shown)
+
+
+def lay_out(shown: dict[str, Any]) -> bytes:
+    """A field a line. Most are numbers, or text that needs no escaping."""
+    fields = [
+        b'"%s": %d' % (k.encode(), v)
+        if type(v) is int
+        else b'"%s": "%s"' % (k.encode(), v.encode())
+        if type(v) is str and v.isascii() and v.isprintable() and '"' not in v and "\\" not in v
+        else portable.dumps(k) + b": " + portable.dumps(v)
+        for k, v in shown.items()
+    ]
     return b"{" + b",\n ".join(fields) + b"}\n"
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import secrets
 import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from secrets import token_bytes, token_hex
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import disk, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS, Catalog
-from holdfast.backends.files_ledger import DAMAGED_HEAD, HEAD, LOG, Identity, Ledger, entry_of
+from holdfast.backends.files_ledger import (
+    DAMAGED_HEAD,
+    HEAD,
+    LOG,
+    Identity,
+    Ledger,
+    entry_of,
+    hint,
+)
 from holdfast.backends.files_reader import blob_path, record_path
 from holdfast.backends.files_streams import Streams, items_of, show_blob
 from holdfast.codec import rows
@@ -23,6 +32,8 @@ from holdfast.errors import KeyTaken, SessionExists
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+_log = logging.getLogger("holdfast")
 
 SESSIONS, VERSION, LOCKS = "sessions", "version", "locks"
 _NOTES = Notes()
@@ -47,11 +58,19 @@ class Home:
         self.catalog = Catalog(root / SESSIONS)
         self.streams = Streams()
         self.refuse = Refuse()
-        self._local = threading.local()
+        self._settled: set[Path] = set()
+        self.reset_lock()
 
     def reset_lock(self) -> None:
+        self._local = threading.local()
         self.catalog.reset_lock()
         self.streams.reset_lock()
+
+    def settle(self, path: Path) -> None:
+        """Make a name durable, once: who has made it may have been killed before it was."""
+        if self.durable and path not in self._settled:
+            disk.sync(path.parent)
+            self._settled.add(path)
 
     # -- locks ---------------------------------------------------------------------------------
     # Always in this order: readers, names, sessions by number, blobs.
@@ -111,12 +130,13 @@ class Home:
 
     def log(self, ledger: Ledger, entry: dict[str, Any]) -> None:
         """Add a line to the log: the commit. Each tells the head, so that the last one does."""
-        ledger = ledger.copy() if ledger.pins else ledger
         if "head" not in entry and ledger.head is not None:
             entry["head"] = files_text.show_row(ledger.head)
+        entry = {"n": ledger.entries + 1, **entry}
         line = ledger.line(entry)
         path = ledger.folder / LOG
-        new = not ledger.inode
+        if not ledger.inode:
+            self._settled.discard(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             found = os.fstat(handle)
@@ -129,35 +149,34 @@ class Home:
                 disk.write_all(handle, line, at)
                 if self.durable:
                     disk.sync_handle(handle)
-                    if new:
-                        disk.sync(path.parent)
+                    self.settle(path)
             except BaseException:
                 self._take_back(path, handle, at)
                 raise
         finally:
             os.close(handle)
-        ledger.inode, ledger.size = found.st_ino, at + len(line)
-        ledger.apply({"n": ledger.entries + 1, **entry})
-        self.catalog.keep(ledger)
-        self._tell(ledger)
+        self._tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
 
     def _take_back(self, path: Path, handle: int, size: int) -> None:
         """After a failure the line must not count: as a new file, so that readers notice."""
         self.catalog.forget(path.parent)
-        os.ftruncate(handle, size)
-        disk.replace(path, os.pread(handle, size, 0), durable=self.durable)
+        try:
+            os.ftruncate(handle, size)
+        finally:
+            disk.replace(path, os.pread(handle, size, 0), durable=self.durable)
 
     def _tell(self, ledger: Ledger) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
-        for path, text in (
-            (ledger.folder / HEAD, b"%-12d\n" % ledger.entries),
-            (self.root / VERSION, secrets.token_bytes(12)),
-        ):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        hints = (ledger.folder / HEAD, hint(ledger.entries)), (self.root / VERSION, token_bytes(12))
+        for path, text in hints:
             try:
-                os.pwrite(handle, text, 0)
-            finally:
-                os.close(handle)
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(handle, text, 0)
+                finally:
+                    os.close(handle)
+            except OSError as e:  # the commit is made, and must not be told to have failed
+                _log.warning("%s was not written: %s", path, e)
 
 
 def commit(home: Home, change: Change) -> None:
@@ -236,17 +255,19 @@ def _make_folder(
     name, row = create
     known = home.catalog.folder(session)
     if known is not None and known.identity.names == (name,):
+        home.settle(known.path)
         return  # of an attempt that failed
     root = home.catalog.root
-    draft = root / f"{disk.TEMPORARY}{secrets.token_hex(8)}"
+    draft = root / f"{disk.TEMPORARY}{token_hex(8)}"
     os.mkdir(draft, 0o700)
     os.mkdir(draft / CHECKPOINTS, 0o700)
     os.mkdir(draft / STREAMS, 0o700)
     identity = Identity(session, (name,), row, origin)
     disk.replace(draft / SESSION, identity.show(), durable=home.durable)
-    os.rename(draft, home.catalog.place(session, name))
-    if home.durable:
-        disk.sync(root)
+    place = home.catalog.place(session, name)
+    os.rename(draft, place)
+    home._settled.discard(place)
+    home.settle(place)
     home.catalog.refresh(force=True)
 
 
@@ -267,15 +288,17 @@ def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
         path = blob_path(home.root, digest)
         if not path.exists():
             raise Gone
+        home.settle(path.parent)
         _share(path)
         folders.add(path.parent)
     for digest, row, rewrite in change.blobs:
         path = blob_path(home.root, digest)
+        disk.make_folder(path.parent, durable=False)
+        home.settle(path.parent)
         if path.exists() and not rewrite:
             _share(path)
             folders.add(path.parent)
             continue
-        disk.make_folder(path.parent, durable=home.durable)
         row = files_text.plain(rows.BLOB, int.from_bytes(digest[:8], "big"), row)
         disk.replace(path, show_blob(row), durable=home.durable)
     if home.durable:
@@ -294,6 +317,7 @@ def _sync_log(home: Home, session: int) -> None:
     folder = home.catalog.folder(session)
     if home.durable and folder is not None:
         disk.sync(folder.path / LOG)
+        home.settle(folder.path / LOG)
 
 
 def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
@@ -314,6 +338,7 @@ def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
                 home.streams.insert(path, [line for line in lines if line.n < end], home.durable)
                 lines = [line for line in lines if line.n >= end]
             if lines:
-                home.streams.append(path, end, lines, durable=home.durable)
+                # A damaged log may have forgotten some: what comes before ours was committed.
+                home.streams.append(path, max(end, lines[0].n), lines, durable=home.durable)
                 ends.append([stream, lines[-1].n + 1])
     return ends

@@ -45,7 +45,7 @@ _encode, _escape = [
     json.JSONEncoder(ensure_ascii=ascii, separators=(",", ":"), allow_nan=False).encode
     for ascii in (False, True)
 ]
-_KINDS = ("list", "dict", "raw")
+_KINDS = {"list": 0, "dict": 1, "text": 2, "bytes": 2, "raw": 2}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -189,7 +189,7 @@ def _show_blob(data: bytes) -> Any:
 def _show_rope(data: bytes) -> Any:
     kind, count, size, digest, head, debt, tails, extents = ormsgpack.unpackb(data)
     shown: dict[str, Any] = {
-        "kind": _KINDS[kind],
+        "kind": ("list", "dict", _kind_of(head))[kind],
         "items": [extents[i : i + 3] for i in range(0, len(extents), 3)],
         "count": count,
         "size": size,
@@ -203,11 +203,19 @@ def _show_rope(data: bytes) -> Any:
     return shown
 
 
+def _kind_of(head: bytes) -> str:
+    """What a value is that lies in fragments, by the first byte of its encoding."""
+    first = head[:1]
+    if b"\xd9" <= first <= b"\xdb":
+        return "text"
+    return "bytes" if b"\xc4" <= first <= b"\xc6" else "raw"
+
+
 def _hide_rope(shown: dict[str, Any]) -> bytes:
     head = _bytes(shown["head"]) if "head" in shown else b""
     extents = [n for extent in shown["items"] for n in extent]
     digest = bytes.fromhex(shown["hash"])
-    kind, debt = _KINDS.index(shown["kind"]), shown.get("debt", 0)
+    kind, debt = _KINDS[shown["kind"]], shown.get("debt", 0)
     return _pack([kind, shown["count"], shown["size"], digest, head, debt, shown["tails"], extents])
 
 

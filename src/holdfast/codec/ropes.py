@@ -30,7 +30,7 @@ from holdfast.codec.weaving import Weaver, reuse
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from holdfast.codec.streams import Source, Writes
 
@@ -288,7 +288,7 @@ def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | Non
     start = wire.header_length(flat)
     known = chunks(old, out.source) if old else ()
     m = images.match(known, flat, start, suffix=True)
-    parts = [flat[i : min(i + FRAGMENT, m.stop)] for i in range(m.start, m.stop, FRAGMENT)]
+    parts = list(_fragments(flat, m.start, m.stop))
     between = _between(known, m)
     same = reuse([f for f, _ in between], parts)
     if old is not None:
@@ -316,6 +316,16 @@ def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | Non
     )  # fmt: skip
     _check_size(rope, sum([len(c.data) for c in image]))
     return rope
+
+
+def _fragments(flat: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """Of text, each ends with a whole character: so it can be shown on its own."""
+    while start < stop:
+        end = min(start + FRAGMENT, stop)
+        if end < stop:
+            end -= next((n for n in range(4) if not 0x80 <= flat[end - n] < 0xC0), 0)
+        yield flat[start:end]
+        start = end
 
 
 def spill(node: Struct, old: Node | None, out: Writes) -> Rope:
