@@ -29,6 +29,7 @@ from holdfast.retention import Plan, Retention, Verdict
 from holdfast.session import Session
 from holdfast.stats import Stats
 from holdfast.store import Store, open  # noqa: A004 - holdfast.open is the name users know
+from holdfast.transfer import Transferred
 from holdfast.verify import Problem, Report
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ __all__ = [
     "Store",
     "StoreNotFound",
     "ToolCall",
+    "Transferred",
     "Unavailable",
     "UnsupportedFormat",
     "Usage",

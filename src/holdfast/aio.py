@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint
     from holdfast.retention import Retention
     from holdfast.session import Revision
+    from holdfast.transfer import Transferred
     from holdfast.watching import Event
 
 P = ParamSpec("P")
@@ -404,6 +405,13 @@ class AsyncStore(_Mirror[Store]):
     repair = _awaited(Store.repair)
     stats = _awaited(Store.stats)
     backup = _awaited(Store.backup)
+    export = _awaited(Store.export)
+    import_ = _awaited(Store.import_)
+
+    @functools.wraps(Store.copy)
+    async def copy(self, other: AsyncStore | Store, **options: Any) -> Transferred:
+        target = other.sync if isinstance(other, AsyncStore) else other
+        return await self._workers.call(self.sync.copy, target, **options)
 
 
 class AsyncSession(_Mirror[Session]):
