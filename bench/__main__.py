@@ -12,10 +12,13 @@ from pathlib import Path
 from . import (
     concurrency,
     disk,
+    files,
     keeping,
     latency,
     memory,
+    moving,
     plot,
+    postgres,
     reading,
     reclaiming,
     report,
@@ -48,6 +51,10 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "plan": keeping.plan,
     "retention": keeping.automatic,
     "find": searching.find,
+    "files-append": files.append,
+    "files-saves": files.full_saves,
+    "copy": moving.copy,
+    **postgres.MEASURES,
 }
 
 

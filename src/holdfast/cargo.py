@@ -38,12 +38,18 @@ class Cargo:
         self._streams: dict[int, int] = {}
         self._spans: dict[int, Spans] = {}
         """By stream: what of it the other store has."""
+        self._fresh: set[int] = set()
         self.blobs: set[bytes] = set()
 
     def stream(self, stream: int) -> int:
         if stream not in self._streams:
             self._streams[stream] = self._new_stream()
+            self._fresh.add(stream)
         return self._streams[stream]
+
+    def is_fresh(self, stream: int) -> bool:
+        """Whether the other store had nothing of a stream before."""
+        return stream in self._fresh
 
     def same_stream(self, stream: int, other: int) -> None:
         self._streams[stream] = other
@@ -173,7 +179,9 @@ class Load:
             for n, item in enumerate(items):
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 items[n] = item[:cut] + self._cargo.remapped(item[cut:])
-        yield from streams.packs(new, low, items, [], refs=refs)
+        # What is there of a stream that was copied before is written over.
+        old, fresh = ([], items) if self._cargo.is_fresh(stream) else (items, [])
+        yield from streams.packs(new, low, old, fresh, refs=refs)
 
 
 class Pairing:
