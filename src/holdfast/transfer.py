@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import lineage
 from holdfast.backends.base import Change, Copied, Moved, Notes
+from holdfast.backends.memory import MemoryBackend
 from holdfast.cargo import Cargo, Load, Pairing
 from holdfast.codec import records
 from holdfast.codec.records import AGENT, MAX_SEQ, Head, Info, position
@@ -110,6 +111,7 @@ class _Copy:
         self._cargo = Cargo(source, reader, target.new_stream)
         self._sessions: dict[int, int] = {}
         self._failed: set[int] = set()
+        self._names = _names(target.backend)
         self.sessions = self.checkpoints = self.known = 0
 
     def session(self, number: int) -> None:
@@ -129,7 +131,10 @@ class _Copy:
         }
         self._check_complete(number, head, found)
         former = records.former_name(number, name)
-        with self._target.backend.reader() as there:
+        taken = former is not None or name in self._names
+        # Of a session that is not there nothing has to be looked up, which takes long on a server.
+        other = self._target.backend if taken else MemoryBackend()
+        with other.reader() as there:
             known = _counterpart(there, name, former, found)
             here = known or self._target.new_session()
             self._sessions[number] = here
@@ -353,6 +358,17 @@ def _says(notes: Notes) -> bool:
 def _has_facet(reader: Reader, facet: tuple[int, bytes, bytes]) -> bool:
     kind, value, id = facet
     return reader.find_facets(kind, value, id, id + b"\0", 1) == [id]
+
+
+def _names(backend: Backend) -> set[bytes]:
+    """Of all sessions of a store."""
+    names: set[bytes] = set()
+    after: bytes | None = None
+    with backend.reader() as reader:
+        while page := reader.sessions(after, _PAGE):
+            names |= {name for _, name, _ in page}
+            after = page[-1][1]
+    return names
 
 
 def _counterpart(
