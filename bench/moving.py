@@ -14,7 +14,7 @@ from holdfast.backends import disk
 
 from .lab import Lab, Row
 from .messages import Writer
-from .postgres import _server
+from .postgres import server
 
 
 def copy(lab: Lab) -> list[Row]:
@@ -29,7 +29,7 @@ def copy(lab: Lab) -> list[Row]:
         if n % 10 == 9:
             session.fork(f"fork {n}").append("messages", next(fresh))
     stores = [("SQLite", first)]
-    with _server() as url:
+    with server() as url:
         stores.append(("PostgreSQL", holdfast.open(url, create=True)))
         stores.append(("files", holdfast.open(f"files:{root / 'files'}")))
         stores.append(("SQLite", holdfast.open(str(root / "last.db"))))

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 import holdfast
-from holdfast.backends import postgres_signals, postgres_writer
+from holdfast.backends import postgres_schema, postgres_signals, postgres_writer
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Link, Target
@@ -168,6 +168,22 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InvalidRequest, match=r"holdfast\[postgres\]"):
         holdfast.open("postgresql://localhost/x")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pooler_by_transaction_is_refused(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Behind a pooler, a connection's process is not the one that was told when it was made."""
+    processes = iter([-1, -1] if shared else [-1, -2])
+    monkeypatch.setattr(postgres_schema, "_process", lambda link: next(processes))
+    if shared:
+        with pytest.raises(InvalidRequest, match="pooler") as caught:
+            holdfast.open(url)
+        assert "pool_mode" in str(caught.value.hint)
+    else:
+        holdfast.open(url).close()
+    assert next(processes, None) is None
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -370,20 +386,23 @@ def test_a_save_is_one_statement(store: holdfast.Store, monkeypatch: pytest.Monk
     session = store.session("s", agent="a")
     session.save({"log": ["x" * 600] * 3, "big": "y" * 9000})
     asked: list[str] = []
-    real = Link.execute
 
-    def execute(self: Link, query: Any, *args: Any, **more: Any) -> Any:
-        if "NOTIFY" not in query:
-            asked.append(query)
-        return real(self, query, *args, **more)
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(self: Link, query: Any, *args: Any, **more: Any) -> Any:
+            if "NOTIFY" not in query:
+                asked.append(query)
+            return real(self, query, *args, **more)
 
-    monkeypatch.setattr(Link, "execute", execute)
+        return ask
+
+    for way in ("execute", "ask"):
+        monkeypatch.setattr(Link, way, noted(getattr(Link, way)))
     for n in range(70):
         session.append("log", {"n": n, "text": "z" * 500})
     session.save(
         {"log": ["x" * 600], "big": "y" * 9001}, label="l", tags=["t", "u"], key="k", trigger="x"
     )
-    writes = [q for q in asked if not q.startswith(("BEGIN", "ROLLBACK", "SELECT"))]
+    writes = [q for q in asked if not q.startswith(("BEGIN", "COMMIT", "SELECT"))]
     assert len(writes) == 71
     assert all(query.startswith("WITH moved AS (UPDATE heads") for query in writes)
 

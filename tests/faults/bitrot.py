@@ -30,12 +30,24 @@ class Damage:
     offset: int
     bit: int | None = None
 
-    def apply(self, data: bytes) -> bytes:
+    def apply(self, data: bytes) -> bytes | None:
         if self.bit is None:
             return data[: self.offset]
-        flipped = bytearray(data)
-        flipped[self.offset] ^= 1 << self.bit
-        return bytes(flipped)
+        return flip(data, self.offset, self.bit)
+
+
+def flip(data: bytes, offset: int, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[offset] ^= 1 << bit
+    return bytes(flipped)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A file that is gone."""
+
+    def apply(self, data: bytes) -> bytes | None:
+        return None
 
 
 @dataclass
@@ -132,18 +144,26 @@ def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
                 if isinstance(value, int) and not key and name != "uses":
                     found.append(Cell(table, where, name, value ^ 1))
                 elif isinstance(value, bytes) and name == "body":
-                    flipped = Damage(rng.randrange(len(value)), rng.randrange(8)).apply(value)
+                    flipped = flip(value, rng.randrange(len(value)), rng.randrange(8))
                     found.append(Cell(table, where, name, flipped))
         connection.close()
     return found
 
 
-def campaign(known: Subject, file: str, damages: Sequence[Damage | Cell], check: Check) -> Report:
+Anything = Damage | Removal | Cell
+
+
+def campaign(known: Subject, file: str, damages: Sequence[Anything], check: Check) -> Report:
     """Try every damage of `file` in other processes: a crash or a hang is a failure too."""
+    return campaigns(known, [(file, damage) for damage in damages], check)
+
+
+def campaigns(known: Subject, damages: Sequence[tuple[str, Anything]], check: Check) -> Report:
+    """The same for several files, each damaged on its own."""
     report = Report()
     rest = list(damages)
     while rest:
-        for damage, verdict in _batch(known, file, rest, check):
+        for (file, damage), verdict in _batch(known, rest, check):
             report.tried += 1
             report.unharmed += verdict == "unharmed"
             if verdict not in {"", "unharmed"}:
@@ -153,19 +173,19 @@ def campaign(known: Subject, file: str, damages: Sequence[Damage | Cell], check:
 
 
 def _batch(
-    known: Subject, file: str, damages: Sequence[Damage | Cell], check: Check
-) -> Iterator[tuple[Damage | Cell, str]]:
+    known: Subject, damages: Sequence[tuple[str, Anything]], check: Check
+) -> Iterator[tuple[tuple[str, Anything], str]]:
     """Verdicts one by one; after a crash or a hang, that is the last one."""
 
     def run(out: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
-        for damage in damages:
+        for file, damage in damages:
             with scratch() as folder:
-                _put(known.files, folder, file, damage)
+                _put(known, folder, file, damage)
                 try:
-                    found = check(url_of(folder), known)
+                    found = check(url_of(folder, known.backend), known)
                 except Exception:
                     found = [traceback.format_exc().strip().replace("  ", "")[-300:]]
             verdict = "; ".join(found[:3]).replace("\n", " ")
@@ -190,6 +210,10 @@ def _batch(
     child.finish()
 
 
-def _put(files: dict[str, bytes], folder: Path, file: str, damage: Damage | Cell) -> None:
-    for name, data in files.items():
-        (folder / name).write_bytes(damage.apply(data) if name == file else data)
+def _put(known: Subject, folder: Path, file: str, damage: Anything) -> None:
+    for name in sorted(known.folders):
+        (folder / name).mkdir()
+    for name, data in known.files.items():
+        found = damage.apply(data) if name == file else data
+        if found is not None:
+            (folder / name).write_bytes(found)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 SECTOR = 512
+ROOT = 0  # the folder that all others are in; files have inodes above it, folders below
 WHOLE = -1  # a mask with every bit set
 
 Directories = Literal["strict", "ordered"]
+Place = tuple[int, str]  # a folder's inode, and a name in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,24 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Names that appear, change or vanish in one step: path → inode, or None for removed."""
+    """Names that appear, change or vanish in one step: with an inode, or None if they go."""
 
     begun: int
     ended: int
-    names: tuple[tuple[str, int | None], ...]
+    names: tuple[tuple[Place, int | None], ...]
 
     @property
-    def folders(self) -> set[str]:
-        return {str(Path(path).parent) for path, _ in self.names}
+    def folders(self) -> set[int]:
+        return {folder for (folder, _), _ in self.names}
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A sync of a file (`inode`) or a directory (`folder`); `ok` is False if it failed."""
+    """A sync of a file or a directory; `ok` is False if it failed."""
 
     begun: int
     ended: int
-    inode: int | None = None
-    folder: str | None = None
+    inode: int
     ok: bool = True
 
 
@@ -118,7 +119,7 @@ class Disk:
     def __init__(self, directories: Directories = "strict") -> None:
         self.directories = directories
         self.content: dict[int, bytes] = {}
-        self.names: dict[str, int] = {}
+        self.names: dict[Place, int] = {}
         self.pending: list[Change] = []
 
     def apply(self, event: Event) -> None:
@@ -134,36 +135,42 @@ class Disk:
     def state(self, choice: Choice) -> State:
         """The disk if of the pending changes exactly those of `choice` have reached it."""
         content, names = self._with(self.pending, choice)
+        inside: dict[int, list[tuple[str, int]]] = {}
+        for (folder, name), inode in names.items():
+            inside.setdefault(folder, []).append((name, inode))
         files: dict[str, bytes | None] = {}
-        for path, inode in names.items():
-            parents = [str(parent) for parent in Path(path).parents if str(parent) != "."]
-            if all(parent in names for parent in parents):
-                files[path] = None if inode < 0 else content.get(inode, b"")
+        todo = [("", ROOT)]
+        while todo:
+            path, folder = todo.pop()
+            for name, inode in inside.get(folder, ()):
+                files[path + name] = content.get(inode, b"") if inode > ROOT else None
+                if inode < ROOT:
+                    todo.append((f"{path}{name}/", inode))
         return State(files)
 
     def _covers(self, sync: Sync, change: Change) -> bool:
         if change.ended > sync.begun:
             return False
         if isinstance(change, Rename):
-            if sync.folder is None:
+            if sync.inode > ROOT:
                 return self.directories == "ordered"
-            return sync.folder in change.folders
+            return sync.inode in change.folders
         return change.inode == sync.inode
 
     def _with(
         self, changes: Sequence[Change], choice: Choice
-    ) -> tuple[dict[int, bytes], dict[str, int]]:
+    ) -> tuple[dict[int, bytes], dict[Place, int]]:
         names = dict(self.names)
         touched: dict[int, bytearray] = {}
         for change, mask in zip(changes, choice, strict=True):
             if not mask:
                 continue
             if isinstance(change, Rename):
-                for path, inode in change.names:
+                for place, inode in change.names:
                     if inode is None:
-                        names.pop(path, None)
+                        names.pop(place, None)
                     else:
-                        names[path] = inode
+                        names[place] = inode
                 continue
             inode = change.inode
             if inode not in touched:

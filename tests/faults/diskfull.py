@@ -16,7 +16,7 @@ from . import processes, workload
 from .checking import findings, named, scratch
 from .failing_io import Swallowing
 from .ledger import Ledger, complete_lines, wrong_line
-from .workload import Step, url_of
+from .workload import Backend, Step, url_of
 from .writer import Writer
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -86,13 +86,15 @@ class Report:
             self.failures.append(f"  {circumstance}: {'; '.join(found[:3])}")
 
 
-def limited(sizes: Iterable[int], make: type[Filling] = Filling) -> Report:
+def limited(
+    sizes: Iterable[int], make: type[Filling] = Filling, backend: Backend = "sqlite"
+) -> Report:
     """Files may not grow beyond each of `sizes` (RLIMIT_FSIZE), until that is lifted."""
     report = Report()
     for size in sizes:
         with scratch() as folder:
 
-            def run(out: int, size: int = size, url: str = url_of(folder)) -> None:
+            def run(out: int, size: int = size, url: str = url_of(folder, backend)) -> None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -103,7 +105,9 @@ def limited(sizes: Iterable[int], make: type[Filling] = Filling) -> Report:
     return report
 
 
-def mounted(sizes: Iterable[int], make: type[Filling] = Filling) -> Report:
+def mounted(
+    sizes: Iterable[int], make: type[Filling] = Filling, backend: Backend = "sqlite"
+) -> Report:
     """The file system itself is full, for each of `sizes`, until its ballast goes overboard."""
     report = Report()
     for size in sizes:
@@ -113,7 +117,7 @@ def mounted(sizes: Iterable[int], make: type[Filling] = Filling) -> Report:
                 mount_private(folder, size)
                 ballast = folder / "ballast"
                 ballast.write_bytes(bytes(size // 2))
-                make(url_of(folder), out).fill(ballast.unlink)
+                make(url_of(folder, backend), out).fill(ballast.unlink)
 
             report.judge(processes.fork(run), f"a file system of {size} bytes")
     return report

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .disk import Event, Rename, Resize, Said, Sync, Write
+from .disk import ROOT, Event, Place, Rename, Resize, Said, Sync, Write
 from .tracing import Call
+
+FLEETING = re.compile(r"-shm$|/\.?lock$|/locks/|/version$")
+"""Files that need not survive: SQLite's shared memory, and locks and hints of a store of files."""
 
 
 class UnexpectedCallError(Exception):
@@ -26,16 +30,11 @@ class Open:
 
 @dataclass
 class Journal:
-    """Follows names, descriptors and positions under `root`; everything else is ignored.
-
-    `ignore` names files that need not survive, as SQLite's `-shm`: it lives in shared memory and is
-    rebuilt after a crash.
-    """
+    """Follows names, descriptors and positions under `root`; everything else is ignored."""
 
     root: str
     ledger: str
-    ignore: tuple[str, ...] = ("-shm",)
-    names: dict[str, int] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=lambda: {".": ROOT})
     sizes: dict[int, int] = field(default_factory=dict)
     descriptors: dict[int, Open] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -57,7 +56,7 @@ class Journal:
         path = os.path.normpath(path)
         if path == self.root:
             return "."
-        if not path.startswith(self.root + "/") or path.endswith(self.ignore):
+        if not path.startswith(self.root + "/") or FLEETING.search(path):
             return None
         return path[len(self.root) + 1 :]
 
@@ -71,13 +70,18 @@ class Journal:
         given = zip(folders, call.strings, strict=False)
         return [self._inside(os.path.join(folder, os.fsdecode(name))) for folder, name in given]
 
+    def _place(self, path: str) -> Place:
+        folder, _, name = path.rpartition("/")
+        return self.names[folder or "."], name
+
     def _rename_to(self, call: Call, *names: tuple[str, int | None]) -> None:
+        changed = tuple([(self._place(path), inode) for path, inode in names])
         for path, inode in names:
             if inode is None:
                 self.names.pop(path, None)
             else:
                 self.names[path] = inode
-        self.events.append(Rename(call.begun, call.ended, names))
+        self.events.append(Rename(call.begun, call.ended, changed))
 
     def _open(self, call: Call) -> None:
         self.descriptors.pop(call.value, None)
@@ -92,7 +96,7 @@ class Journal:
             self.made += 1
             self._rename_to(call, (path, self.made))
         inode = self.names[path]
-        if inode < 0:
+        if inode <= ROOT:
             return
         if b"O_TRUNC" in call.args and self.sizes.get(inode):
             self._resize_to(call, inode, 0)
@@ -117,7 +121,7 @@ class Journal:
         for number, path in call.descriptors[:1]:
             if number in self.descriptors:
                 return self.descriptors[number]
-            if self._inside(path) in self.names:
+            if self.names.get(self._inside(path) or ".", ROOT) > ROOT:
                 raise UnexpectedCallError(f"{call.name} on a descriptor of {path} that is unknown")
         return None
 
@@ -156,17 +160,19 @@ class Journal:
         number, given = call.descriptors[0]
         path = self._inside(given)
         if file := self.descriptors.get(number):
-            sync = Sync(call.begun, call.ended, inode=file.inode, ok=call.value == 0)
+            inode = file.inode
         elif path is not None:
-            sync = Sync(call.begun, call.ended, folder=path, ok=call.value == 0)
+            inode = self.names[path]
         else:
             return
-        self.events.append(sync)
+        self.events.append(Sync(call.begun, call.ended, inode, ok=call.value == 0))
 
     def _rename(self, call: Call) -> None:
         source, target = self._paths(call)[:2]
         if source is not None and target is not None:
             self._rename_to(call, (source, None), (target, self.names[source]))
+            for path in [path for path in self.names if path.startswith(f"{source}/")]:
+                self.names[target + path.removeprefix(source)] = self.names.pop(path)
         elif source is not None or target is not None:
             raise UnexpectedCallError("a rename across the border of the store")
 

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from . import ledger as books
@@ -14,11 +13,11 @@ from . import processes, workload
 from .checking import findings, scratch
 from .failing_io import Make
 from .ledger import Ledger, complete_lines
-from .workload import State, Weights, url_of
+from .workload import Backend, State, Weights, url_of
 from .writer import Writer
 
 ROUNDS = 40  # on one store, then a new one: checks get slower as it grows
-SESSIONS = ("main", "side")
+SESSIONS = ("main", "side", "third", "fourth")
 
 
 @dataclass
@@ -49,6 +48,7 @@ def campaign(
     writers: int = 1,
     make: Make = Writer,
     weights: Weights = workload.USUAL,
+    backend: Backend = "sqlite",
 ) -> Report:
     """Kill writers `kills` times; several at once each have their own session."""
     rng = random.Random(seed)
@@ -56,8 +56,9 @@ def campaign(
     while report.kills < kills:
         with scratch() as folder:
             left = min(kills - report.kills, ROUNDS)
-            start = partial(_start, folder, make, weights)
-            _one_store(url_of(folder), left, writers, start, rng, report)
+            url = url_of(folder, backend)
+            start = partial(_start, url, make, weights)
+            _one_store(url, left, writers, start, rng, report)
     return report
 
 
@@ -72,7 +73,11 @@ def _one_store(
     ledger, last = Ledger(), report.kills + kills
     while report.kills < last:
         children = [
-            start(SESSIONS[number::writers], rng.getrandbits(32), report.kills + number)
+            start(
+                SESSIONS[number : max(writers, 2) : writers],
+                rng.getrandbits(32),
+                report.kills + number,
+            )
             for number in range(writers)
         ]
         for child in children:
@@ -99,10 +104,10 @@ def _one_store(
 
 
 def _start(
-    folder: Path, make: Make, weights: Weights, sessions: Sequence[str], seed: int, number: int
+    url: str, make: Make, weights: Weights, sessions: Sequence[str], seed: int, number: int
 ) -> processes.Child:
     def run(out: int) -> None:
-        writer = make(url_of(folder), out)
+        writer = make(url, out)
         writer.rng.seed(seed)
         writer.n = number << 20  # numbers go on where no earlier writer of the ledger has been
         writer.adopt([name for session in sessions for name in workload.family(session)])

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from . import tracing
 from .checking import findings, scratch
-from .disk import WHOLE, Change, Choice, Directories, Disk, Event, Resize, Said, State, Sync, Write
-from .journal import Journal
+from .disk import (
+    ROOT,
+    WHOLE,
+    Change,
+    Choice,
+    Directories,
+    Disk,
+    Event,
+    Resize,
+    Said,
+    State,
+    Sync,
+    Write,
+)
+from .journal import FLEETING, Journal
 from .ledger import Ledger
-from .workload import url_of
+from .workload import Backend, url_of
 
 EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before anything torn
 FEW = 4  # with fewer states than that at a moment, even "none" and "all" are left to chance
@@ -25,10 +38,16 @@ class Recording:
 
     events: tuple[Event, ...]
     files: dict[str, bytes]  # what the run really left behind
-    backend: str = "sqlite"
+    backend: Backend = "sqlite"
 
     def without_directory_syncs(self) -> Recording:
-        kept = [e for e in self.events if not (isinstance(e, Sync) and e.folder is not None)]
+        return self._without(lambda sync: sync.inode <= ROOT)
+
+    def without_file_syncs(self) -> Recording:
+        return self._without(lambda sync: sync.inode > ROOT)
+
+    def _without(self, lost: Callable[[Sync], bool]) -> Recording:
+        kept = [e for e in self.events if not (isinstance(e, Sync) and lost(e))]
         return replace(self, events=tuple(kept))
 
 
@@ -49,22 +68,23 @@ class Report:
 def record(
     script: str,
     *,
-    backend: str = "sqlite",
+    backend: Backend = "sqlite",
     durability: str = "full",
     inject: str = "",
-    program: str = "writer",
+    program: Sequence[str] = ("writer",),
 ) -> Recording:
     """Trace a writer that runs `script` on a new store; `inject` is a fault in strace's words."""
     with scratch() as folder:
         store, said, traced = folder / "store", folder / "ledger", folder / "trace"
         store.mkdir()
-        arguments = [f"{__package__}.{program}", str(store), str(said), script, backend, durability]
-        tracing.record(arguments, traced, inject=inject)
+        arguments = [str(store), str(said), script, backend, durability]
+        module, *options = program
+        tracing.record([f"{__package__}.{module}", *options, *arguments], traced, inject=inject)
         events = Journal(str(store), str(said)).follow(tracing.read(traced))
         files = {
             str(path.relative_to(store)): path.read_bytes()
             for path in store.rglob("*")
-            if path.is_file()
+            if path.is_file() and not FLEETING.search(str(path))
         }
         return Recording(tuple(events), files, backend)
 

@@ -18,7 +18,7 @@ import holdfast
 from . import processes
 from .checking import named, scratch
 from .ledger import complete_lines
-from .workload import url_of
+from .workload import Backend, url_of
 
 SECONDS = 120.0
 
@@ -96,11 +96,12 @@ def race(
     workers: int = 8,
     saves: int = 25,
     folder: Path | None = None,
+    backend: Backend = "sqlite",
     sabotage: Callable[[], None] | None = None,
 ) -> Report:
     """Let `workers` processes run at once on one store; `sabotage` breaks the library in them."""
     with scratch() as memory:
-        url = url_of(folder or memory)
+        url = url_of(folder or memory, backend)
         with holdfast.open(url) as store:
             store.session("shared").save({"log": []})
         go, gate = os.pipe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ import holdfast
 
 from . import processes, workload
 from .checking import named, scratch
+from .journal import FLEETING
 from .ledger import Ledger, complete_lines, digest
-from .workload import url_of
+from .workload import Backend, url_of
 from .writer import Writer
 
 UNHARMED = ["unharmed"]
@@ -22,7 +24,9 @@ UNHARMED = ["unharmed"]
 class Subject:
     """A store whose content is known; `moments` are what it held after each acknowledgement."""
 
+    backend: Backend
     files: dict[str, bytes]
+    folders: list[str]
     ledger: Ledger
     moments: list[tuple[frozenset[str], dict[str, str]]]
     paths: dict[str, list[str]]  # session -> ids from the head to the root
@@ -31,12 +35,12 @@ class Subject:
     marks: dict[str, tuple[Any, ...]]  # id -> its label and tags
 
 
-def subject(*, closed: bool, script: str = "small") -> Subject:
+def subject(*, closed: bool, script: str = "small", backend: Backend = "sqlite") -> Subject:
     """The files of a store after a clean close, or as a killed writer leaves them."""
     with scratch() as folder:
 
         def run(out: int) -> None:
-            writer = Writer(url_of(folder), out)
+            writer = Writer(url_of(folder, backend), out)
             for step in workload.SCRIPTS[script]():
                 if closed or step.kind != "reopen":
                     writer.attempt(step)
@@ -48,9 +52,12 @@ def subject(*, closed: bool, script: str = "small") -> Subject:
         child.finish()
         lines = complete_lines(bytes(child.said))
         files = {
-            path.name: path.read_bytes() for path in folder.iterdir() if not path.match("*-shm")
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not FLEETING.search(str(path))
         }
-        with holdfast.open(url_of(folder)) as store:
+        folders = [str(each.relative_to(folder)) for each in folder.rglob("*/")]
+        with holdfast.open(url_of(folder, backend)) as store:
             names = list(Ledger.of(lines).heads)
             paths = {name: _history(store, name) for name in names}
             lengths = {name: _length(store, name) for name in names}
@@ -65,7 +72,7 @@ def subject(*, closed: bool, script: str = "small") -> Subject:
         if b'"ack"' in line:
             heads = {n: next(iter(d)) for n, d in ledger.heads.items() if len(d) == 1}
             moments.append((frozenset(ledger.saved), heads))
-    return Subject(files, ledger, moments, paths, lengths, facts, marks)
+    return Subject(backend, files, folders, ledger, moments, paths, lengths, facts, marks)
 
 
 @dataclass
@@ -106,14 +113,48 @@ def original_or_error(url: str, known: Subject) -> list[str]:
         talk.ask(f"length of {name}", _length, store, name, expect=known.lengths[name])
         for revision, expected in _revisions(known, name):
             talk.ask(f"load {revision} of {name}", _load, store, name, revision, expect=expected)
+    loaded = _loadable(store, known)
     talk.ask("verify misses it", lambda: _sound(store) and talk.harmed, expect=False)
     talk.ask("save", _save, store, "main", expect=True)
     talk.ask("save to a new session", _save, store, "new", expect=True)
     for name in known.paths.keys() - {"main"}:  # a save must not make it worse
         (latest,) = known.ledger.heads[name]
         talk.ask(f"load {name} after a save", _load, store, name, None, expect=latest)
+    if lost := loaded - _loadable(store, known):
+        talk.found.append(f"a save makes it worse: {min(lost)} does not load any more")
     talk.ask("close", store.close, expect=None)
     return talk.found or ([] if talk.harmed else UNHARMED)
+
+
+def repaired(url: str, known: Subject) -> list[str]:
+    """The findings for a damaged store that is repaired: what loads still does, and saving works.
+
+    Sessions of which nothing loads are lost, and so is a store that does not open.
+    """
+    try:
+        store = holdfast.open(url)
+    except holdfast.HoldfastError:
+        return []
+    found = []
+    with store:
+        before = _loadable(store, known)
+        store.repair()
+        for name in known.paths:
+            states = {known.ledger.saved[id_][1] for id_ in before if known.facts[id_][0] == name}
+            if not states:
+                continue
+            try:
+                if _load(store, name, None) not in states:
+                    found.append(f"the head of {name} is not one that loads")
+                if not _save(store, name):
+                    found.append(f"save to {name}: a different state")
+            except holdfast.HoldfastError as error:
+                found.append(f"{name} does not go on: {named(error)}")
+        if not _save(store, "new"):
+            found.append("save to a new session: a different state")
+        if lost := before - _loadable(store, known):
+            found.append(f"made worse: {min(lost)} does not load any more")
+    return found
 
 
 def acknowledged_prefix(url: str, known: Subject) -> list[str]:
@@ -169,6 +210,16 @@ def contained(url: str, known: Subject, most: int) -> list[str]:
             lists.found.append("it breaks a list")
     answers = original_or_error(url, known)
     return lists.found + [found for found in answers if found not in UNHARMED]
+
+
+def _loadable(store: Any, known: Subject) -> set[str]:
+    """Checkpoints that load, and rightly; what is wrong is found elsewhere."""
+    loaded = set()
+    for id_, (name, expected) in known.ledger.saved.items():
+        with suppress(holdfast.HoldfastError):
+            if _load(store, name, id_) == expected:
+                loaded.add(id_)
+    return loaded
 
 
 def _tree(store: Any, name: str) -> int:

@@ -15,12 +15,13 @@ from typing import Any
 import holdfast
 from holdfast.backends import sqlite_writer
 from holdfast.backends.base import Sweep, Trim
+from holdfast.backends.files import FilesBackend
 from holdfast.backends.sqlite import SqliteBackend
 
 from . import processes, workload
 from .checking import findings, scratch
 from .ledger import Ledger, complete_lines
-from .workload import url_of
+from .workload import Backend, url_of
 from .writer import Writer, main
 
 BESIDE = {**workload.TIDYING, "gc": 0}
@@ -44,11 +45,16 @@ class Leisurely(Writer):
 
 
 def race(
-    steps: int, *, seed: int = 0, workers: int = 4, sabotage: Callable[[], None] | None = None
+    steps: int,
+    *,
+    seed: int = 0,
+    workers: int = 4,
+    sabotage: Callable[[], None] | None = None,
+    backend: Backend = "sqlite",
 ) -> Report:
     """Writers with sessions and big values in common with nobody and everybody, beside one gc."""
     with scratch() as folder:
-        url = url_of(folder)
+        url = url_of(folder, backend)
 
         def write(worker: int, out: int) -> None:
             writer = Leisurely(url, out)
@@ -98,8 +104,9 @@ def takes_its_time(pauses: random.Random) -> None:
 
         return slowly
 
-    for name, longest in (("sweep", 0.01), ("trim", 0.04)):
-        setattr(SqliteBackend, name, slowed(getattr(SqliteBackend, name), longest))
+    for kind in (SqliteBackend, FilesBackend):
+        for name, longest in (("sweep", 0.01), ("trim", 0.04)):
+            setattr(kind, name, slowed(getattr(kind, name), longest))
 
 
 # -- mutants ---------------------------------------------------------------------------------------

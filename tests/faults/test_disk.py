@@ -2,7 +2,7 @@
 
 import itertools
 
-from .disk import SECTOR, WHOLE, Disk, Rename, Resize, Sync, Write
+from .disk import ROOT, SECTOR, WHOLE, Disk, Rename, Resize, Sync, Write
 
 
 def disk(*events, directories="strict"):
@@ -17,10 +17,13 @@ def states(made):
     return [made.state(choice).files for choice in choices]
 
 
-CREATED = Rename(0, 0, (("file", 1),))
+CREATED = Rename(0, 0, (((ROOT, "file"), 1),))
 WRITTEN = Write(1, 1, 1, 0, b"data")
-SYNCED = Sync(2, 2, inode=1)
-LISTED = Sync(3, 3, folder=".")
+SYNCED = Sync(2, 2, 1)
+LISTED = Sync(3, 3, ROOT)
+
+SUB = Rename(0, 0, (((ROOT, "sub"), -1),))
+INSIDE = Rename(3, 3, (((-1, "file"), 2),))
 
 
 def test_nothing_is_durable_by_itself():
@@ -38,11 +41,11 @@ def test_names_follow_a_synced_file_if_the_file_system_keeps_order():
 
 def test_a_sync_covers_only_what_was_written_before_it_began():
     late = Write(1, 3, 1, 0, b"late")
-    assert disk(late, Sync(2, 4, inode=1)).pending == [late]
+    assert disk(late, Sync(2, 4, 1)).pending == [late]
 
 
 def test_a_failed_sync_loses_data():
-    made = disk(CREATED, LISTED, WRITTEN, Sync(4, 4, inode=1, ok=False), Sync(5, 5, inode=1))
+    made = disk(CREATED, LISTED, WRITTEN, Sync(4, 4, 1, ok=False), Sync(5, 5, 1))
     assert states(made) == [{"file": b""}]
 
 
@@ -71,11 +74,26 @@ def test_sizes_and_holes():
 
 
 def test_a_rename_is_one_step():
-    renamed = Rename(4, 4, (("file", None), ("other", 1)))
+    renamed = Rename(4, 4, (((ROOT, "file"), None), ((ROOT, "other"), 1)))
     made = disk(CREATED, WRITTEN, SYNCED, LISTED, renamed)
     assert states(made) == [{"file": b"data"}, {"other": b"data"}]
 
 
 def test_a_file_is_not_found_without_its_directory():
-    made = disk(Rename(0, 0, (("sub", -1),)), Rename(1, 1, (("sub/file", 2),)))
+    made = disk(SUB, INSIDE)
     assert states(made) == [{}, {}, {"sub": None}, {"sub": None, "sub/file": b""}]
+
+
+def test_a_renamed_folder_takes_along_only_what_has_reached_it():
+    renamed = Rename(5, 5, (((ROOT, "sub"), None), ((ROOT, "new"), -1)))
+    assert states(disk(SUB, LISTED, INSIDE, renamed)) == [
+        {"sub": None},
+        {"new": None},
+        {"sub": None, "sub/file": b""},
+        {"new": None, "new/file": b""},
+    ]
+    listed = Sync(4, 4, -1)
+    assert states(disk(SUB, LISTED, INSIDE, listed, renamed)) == [
+        {"sub": None, "sub/file": b""},
+        {"new": None, "new/file": b""},
+    ]

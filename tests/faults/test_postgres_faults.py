@@ -199,7 +199,7 @@ def test_mutant_that_creates_without_a_lock(url):
 
 def raced(url: str, monkeypatch: pytest.MonkeyPatch, racer: Any, **more: Any) -> racing.Report:
     holdfast.open(url, create=True).close()
-    monkeypatch.setattr(racing, "url_of", lambda _: url)
+    monkeypatch.setattr(racing, "url_of", lambda *_: url)
     report = racing.race(racer, **more)
     print(report)
     return report
@@ -233,7 +233,7 @@ def test_mutant_that_does_not_compare_heads(url, monkeypatch):
 
 def test_killed_writers(url, monkeypatch, rounds):
     holdfast.open(url, create=True).close()
-    monkeypatch.setattr(killing, "url_of", lambda _: url)
+    monkeypatch.setattr(killing, "url_of", lambda *_: url)
     monkeypatch.setattr(killing, "ROUNDS", 10_000)  # one store for all
     report = killing.campaign(rounds(15, torture=1_000), writers=2)
     print(report)

@@ -57,6 +57,6 @@ def test_mutant_that_does_not_sync_directories(script):
 
 
 def test_mutant_that_frees_in_two_transactions():
-    report = powerloss.campaign(recorded("tidy", program="sweeping"), states=400)
+    report = powerloss.campaign(recorded("tidy", program=("sweeping",)), states=400)
     print(report)
     assert report.failures

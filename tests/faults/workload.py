@@ -42,7 +42,10 @@ class Step:
     into: str = ""
 
 
-def url_of(folder: Path, backend: str = "sqlite") -> str:
+Backend = Literal["sqlite", "files"]
+
+
+def url_of(folder: Path, backend: Backend = "sqlite") -> str:
     """Where the writers keep their store inside `folder`."""
     return {"sqlite": f"{folder}/agent.db", "files": f"files:{folder}/agent"}[backend]
 

@@ -208,7 +208,7 @@ class Writer:
 
 
 def main(
-    folder: str, ledger_path: str, script: str, backend: str = "sqlite", durability: str = "full"
+    folder: str, ledger_path: str, script: str, backend: Any = "sqlite", durability: str = "full"
 ) -> None:
     out = os.open(ledger_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     writer = Writer(workload.url_of(Path(folder), backend), out, durability=durability)

@@ -185,7 +185,7 @@ def _create(path: Path, timeout: float) -> None:
 
 
 def _has_sessions(path: Path) -> bool:
-    return (path / SESSIONS).is_dir() and any(os.scandir(path / SESSIONS))
+    return (path / SESSIONS).is_dir() and any(os.listdir(path / SESSIONS))
 
 
 def _check(path: Path) -> None:

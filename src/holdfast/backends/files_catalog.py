@@ -93,7 +93,7 @@ class Catalog:
         for gone in self._folders.keys() - names:
             self._drop(gone)
         for name in names:
-            known, version = self._folders.get(name), _version(self.root / name / SESSION)
+            known, version = self._folders.get(name), _version(f"{self.root}/{name}/{SESSION}")
             if known is None or known.version != version:
                 self._drop(name)
                 self._add(name, version)
@@ -263,7 +263,7 @@ def _places(identity: Identity) -> set[str]:
     return plain | named
 
 
-def _version(path: Path) -> tuple[int, int]:
+def _version(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

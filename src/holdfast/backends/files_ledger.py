@@ -136,7 +136,7 @@ def _read_hint(path: Path) -> int:
     try:
         first, second = (path / HEAD).read_bytes().split()
         return int(first) if first == second else 0
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return 0
 
 
@@ -192,6 +192,15 @@ class Ledger:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_ino, found.st_size
+
+    def is_current(self) -> bool:
+        """Whether the log still ends as it was read. Its size alone does not tell."""
+        try:
+            with open(self.folder / LOG, "rb") as log:
+                log.seek(self.size - len(self.tail))
+                return log.read(_TAIL + 1) == self.tail
+        except FileNotFoundError:
+            return not self.tail
 
     def read(self) -> bool:
         """All that was added since. Lines that are not complete yet are left for later.

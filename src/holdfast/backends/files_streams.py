@@ -188,19 +188,8 @@ class Streams:
         return lines
 
     def _read(self, path: Path, start: int, stop: int) -> list[Line]:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        try:
-            index = self.index(path, handle)
-            with self._lock:
-                low, high = index.offset(start), index.offset(stop)
-            data = os.pread(handle, high - low, low)
-        finally:
-            os.close(handle)
-        lines = [hide(text) for text in data.split(b"\n") if text]
-        return [line for line in lines if line is not None and start <= line.n < stop]
+        lines = [hide(text) for n, text in self.lines(path, start, stop - start) if n < stop]
+        return [line for line in lines if line is not None]
 
     def lines(self, path: Path, start: int, limit: int) -> list[tuple[int, bytes]]:
         """Numbers and texts of at most so many lines, from a number on."""
@@ -212,14 +201,15 @@ class Streams:
             index = self.index(path, handle)
             with self._lock:
                 place = bisect_left(index.numbers, start)
-                numbers = list(index.numbers[place : place + limit])
-                low = index.offset(start)
-                high = index.offset(numbers[-1] + 1) if numbers else low
+                numbers = index.numbers[place : place + limit]
+                starts = index.starts[place : place + limit]
+                high = index.offset(numbers[-1] + 1) if numbers else 0
+            low = starts[0] if starts else 0
             data = os.pread(handle, high - low, low)
         finally:
             os.close(handle)
-        found = [(_number(text, 0), text) for text in data.split(b"\n") if text]
-        return [(n, text) for n, text in found if n is not None]
+        texts = [data[at - low : data.find(b"\n", at - low)] for at in starts]
+        return list(zip(numbers, texts, strict=True))
 
     def until(self, path: Path, end: int) -> bytes:
         """All of a file before item `end`, as it is."""

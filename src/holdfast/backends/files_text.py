@@ -127,6 +127,16 @@ def hide_checkpoint(text: bytes) -> bytes:
     return row
 
 
+def parent_of(row: bytes) -> tuple[int | None, bytes | None]:
+    """seq and id of the parent that a checkpoint's row tells of; Nones if it tells of none."""
+    try:
+        meta = ormsgpack.unpackb(row[9:])[1]
+        _, _, _, seq, id, *_ = values.decode(meta, values.keep_tags)
+    except (*_MALFORMED, Corrupt):
+        return None, None
+    return seq, id
+
+
 def _show_record(row: bytes) -> dict[str, Any]:
     if row[8]:
         raise ValueError("not a plain row")

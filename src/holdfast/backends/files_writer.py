@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from secrets import token_bytes, token_hex
 from typing import TYPE_CHECKING, Any
 
+from holdfast import ids
 from holdfast.backends import disk, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS, Catalog
@@ -27,7 +28,7 @@ from holdfast.backends.files_reader import blob_path, record_path
 from holdfast.backends.files_streams import Streams, items_of, show_blob
 from holdfast.codec import rows
 from holdfast.codec.records import checkpoint_address
-from holdfast.errors import KeyTaken, SessionExists
+from holdfast.errors import HeadMoved, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -219,6 +220,9 @@ def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
     """The session's ledger, if it is such that the change can be made."""
     folder = home.catalog.folder(change.session)
     ledger = home.catalog.ledger(change.session)
+    if ledger is not None and not ledger.is_current():
+        home.catalog.forget(ledger.folder)
+        ledger = home.catalog.ledger(change.session)
     if change.create is not None:
         if ledger is not None and ledger.there:
             raise SessionExists("a session of this name exists already")
@@ -238,7 +242,24 @@ def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
             raise Gone
         if seq in other.tombs and seq not in notes.untombs:
             raise Gone
+    _check_parent(home, change, notes)
     return ledger
+
+
+def _check_parent(home: Home, change: Change, notes: Notes) -> None:
+    """Who reads may see a commit that is taken back, and its seq comes again. Its id does not."""
+    if change.checkpoint is None:
+        return
+    seq, id, row = change.checkpoint
+    row = files_text.plain(rows.CHECKPOINT, checkpoint_address(change.session, seq, id), row)
+    parent_seq, parent = files_text.parent_of(row)
+    ledger = home.catalog.ledger(change.session if notes.origin is None else notes.origin[0])
+    if ledger is None or parent_seq is None or parent is None:
+        return
+    found = ledger.ids.get(parent_seq, parent)
+    if found != parent:
+        name = ledger.name.decode(errors="backslashreplace")
+        raise HeadMoved(name, ids.to_text(parent), ids.to_text(found))
 
 
 def _check_name(home: Home, name: bytes) -> None:

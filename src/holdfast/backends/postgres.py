@@ -1,8 +1,9 @@
 """PostgreSQL: many machines, one store.
 
-A save is one statement, durable when it returns. Where a connection breaks in a commit, nobody
-knows whether the change was made: it is then made again, which its comparison of the head makes
-safe, and if that is refused, one looks whether it had been made.
+A save is one statement, durable when it returns; small ones of several threads share one. Where a
+connection breaks in a commit, nobody knows whether the change was made: it is then made again,
+which its comparison of the head makes safe, and if that is refused, one looks whether it had been
+made.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import psycopg
 from psycopg import errors as pg
 
+from holdfast.backends import postgres_batch as batch
 from holdfast.backends import postgres_schema as schemas
 from holdfast.backends import postgres_writer as writer
 from holdfast.backends.base import Backend, Change, Gone, Moved, Reader
+from holdfast.backends.group import Group, Member
 from holdfast.backends.postgres_link import Link, Target, is_cut, is_worth_another_try
 from holdfast.backends.postgres_pool import Connections
 from holdfast.backends.postgres_reader import PostgresReader
@@ -41,6 +44,13 @@ _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 # Of rows, each commit leaves one with a higher xmin; so no two of these are alike.
 _STATE = _SNAPSHOT + ", count(*), sum(xmin::text::bigint)::text FROM heads"
+
+
+class _Alone(Exception):
+    """A change was not made together with others, as far as is known: `why` may be a cut."""
+
+    def __init__(self, why: psycopg.Error | None = None) -> None:
+        self.why = why
 
 
 class PostgresBackend(Backend):
@@ -69,6 +79,7 @@ class PostgresBackend(Backend):
         self.path = target.shown
         self._connections = Connections(target, pool_size)
         self._notifier, self._listener = Notifier(self._connections, target), Listener(target)
+        self._group = Group(self._write_together)
         self._version: tuple[object, object] = (None, None)
         with self._maintenance() as link:
             schemas.prepare(link, target, create=bool(create) and not read_only)
@@ -115,7 +126,7 @@ class PostgresBackend(Backend):
                     lent = ExitStack()
                     try:
                         link = lent.enter_context(self._connections.lend(deadline))
-                        link.execute(_BEGIN)
+                        link.ask(_BEGIN)
                     except psycopg.Error as e:
                         lent.close()
                         self._go_on(e, deadline, pause)
@@ -124,7 +135,7 @@ class PostgresBackend(Backend):
                         raise
                     else:
                         held.push(lent)
-                        held.callback(_roll_back, link)
+                        held.callback(_end, link)
                         link.deadline = None
                         return link
                 raise AssertionError
@@ -136,7 +147,55 @@ class PostgresBackend(Backend):
     def commit(self, change: Change) -> None:
         self._check_writable()
         deadline = self._deadline()
-        unsure: psycopg.Error | None = None
+        alone = self._join(change) if batch.fits(change) else _Alone()
+        if alone is not None:
+            self._write_alone(change, deadline, alone.why)
+        self._notifier.poke()
+
+    def _join(self, change: Change) -> _Alone | None:
+        try:
+            self._group.join(change)
+        except _Alone as e:
+            return e
+        return None
+
+    def _write_together(self, members: list[Member]) -> None:
+        """Whoever does not fit in, or whose outcome is unknown, goes on by himself."""
+        ours: dict[int, Member] = {}
+        for member in members:
+            if ours.setdefault(member.change.session, member) is not member:
+                member.finish(_Alone())
+        changes = [member.change for member in ours.values()]
+        allowed = max(self._timeout / 3, sum([_seconds(change) for change in changes]))
+        unsure: psycopg.Error = psycopg.OperationalError("another thread was interrupted")
+        try:
+            with self._connections.saver(time.monotonic() + allowed) as link:
+                if len(changes) == 1:
+                    writer.write(link, *changes)
+                    done = {*ours}
+                else:
+                    done = batch.write(link, changes)
+            for session, member in ours.items():
+                member.finish(None if session in done else _Alone())
+        except psycopg.Error as e:
+            unsure = e
+            if is_cut(e):
+                self._connections.distrust()
+        except Exception as e:
+            if len(changes) > 1:
+                raise
+            ours[changes[0].session].finish(e)
+        finally:
+            for member in ours.values():
+                if not member.done:
+                    member.finish(_Alone(unsure))
+
+    def _write_alone(
+        self, change: Change, deadline: float, unsure: psycopg.Error | None = None
+    ) -> None:
+        """By ourselves, after a try with others that failed, or without one."""
+        if unsure is not None and not is_cut(unsure):
+            unsure = None
         for pause in _pauses():
             try:
                 with self._connections.lend(deadline) as link:
@@ -151,7 +210,6 @@ class PostgresBackend(Backend):
                     if unsure is not None:
                         raise self._unknown(unsure) from e
                     raise refused from e
-        self._notifier.poke()
 
     def _attempt(self, link: Link, change: Change, unsure: psycopg.Error | None) -> None:
         """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
@@ -268,8 +326,8 @@ class PostgresBackend(Backend):
 
         def look(link: Link) -> object:
             snapshot, state = self._version
-            if link.execute(_SNAPSHOT).fetchone() != (snapshot,):
-                [(snapshot, *state)] = link.execute(_STATE).fetchall()
+            if link.rows(_SNAPSHOT) != [(snapshot,)]:
+                [(snapshot, *state)] = link.rows(_STATE)
                 self._version = (snapshot, tuple(state))
             return self._version[1]
 
@@ -323,7 +381,7 @@ def _pauses() -> Iterator[float]:
     pause = 0.01
     while True:
         yield random.uniform(pause / 2, pause)
-        pause = min(pause * 2, 1.0)
+        pause = min(pause * 2, 0.2)
 
 
 def _seconds(change: Change) -> float:
@@ -338,11 +396,11 @@ def _take_your_time(link: Link) -> None:
     link.patience = None
 
 
-def _roll_back(link: Link) -> None:
+def _end(link: Link) -> None:
     """End a reader's transaction. If that fails the connection is not used again."""
     if link.owner == os.getpid() and not link.closed:
         try:
-            link.execute("ROLLBACK")
+            link.ask("COMMIT")
         except psycopg.Error as e:
             _log.debug("a connection broke behind a reader: %s", type(e).__name__)
             link.close()
@@ -369,6 +427,7 @@ def _after_fork_in_child() -> None:
     while _forking:
         backend = _forking.pop()
         backend._connections.reset()
+        backend._group.reset()
         backend._notifier.reset()
         backend._listener.reset()
 

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, generators
 from psycopg import errors as pg
+from psycopg.adapt import Transformer
+from psycopg.pq import ExecStatus, Format
 
+from holdfast.backends import postgres_wire as wire
 from holdfast.errors import Corrupt, HoldfastError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from psycopg import abc
     from psycopg.abc import PQGen
+    from psycopg.pq.abc import PGresult
 
 _T = TypeVar("_T")
 
@@ -34,6 +39,8 @@ set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false
 set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
 ELSE current_setting('synchronous_commit') END, false)"""
+_PREPARED_FROM, _PREPARED_MOST = 3, 200
+"""From its third use on a statement is prepared, if not too many are."""
 
 
 class Link(psycopg.Connection[Any]):
@@ -49,6 +56,56 @@ class Link(psycopg.Connection[Any]):
     """By when it must be there in any case, in the time of time.monotonic()."""
     owner = 0
     """The process that made it, and that alone may use it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._uses: dict[str, int] = {}
+        self._names: dict[str, bytes] = {}
+        self._transformer: abc.Transformer | None = None
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> PGresult:
+        """The answer to one statement, to which numbers, bytes and lists of either are bound.
+
+        As `execute`, without what a cursor costs: that is more than all else that a save does here.
+        """
+        connection, name = self.pgconn, self._names.get(query)
+        if name is None:
+            name = self._prepare(query, values)
+        formats = [Format.BINARY] * len(values)
+        if name:
+            connection.send_query_prepared(name, wire.encoded(values), formats, Format.BINARY)
+        else:
+            connection.send_query_params(
+                wire.numbered(query), wire.encoded(values), wire.types_of(values), formats,
+                Format.BINARY,
+            )  # fmt: skip
+        return self._answer()
+
+    def _prepare(self, query: str, values: Sequence[Any]) -> bytes:
+        """The name of a statement; empty if it is not used often, or there are too many."""
+        uses = self._uses[query] = self._uses.get(query, 0) + 1
+        if uses < _PREPARED_FROM or len(self._names) >= _PREPARED_MOST:
+            return b""
+        name = b"holdfast_%d" % len(self._names)
+        self.pgconn.send_prepare(name, wire.numbered(query), wire.types_of(values))
+        self._answer()
+        self._names[query] = name
+        return name
+
+    def _answer(self) -> PGresult:
+        results: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        result = results[-1]
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise pg.error_from_result(result, self.info.encoding)
+        return result
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """All rows of an answer, as tuples."""
+        result = self.ask(query, values)
+        if self._transformer is None:
+            self._transformer = Transformer(self)
+        self._transformer.set_pgresult(result)
+        return self._transformer.load_rows(0, result.ntuples, tuple)
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         if timeout is not None:  # the caller's own, who knows what to make of it
@@ -74,6 +131,8 @@ class Target(NamedTuple):
     timeout: float
     read_only: bool
     durability: str
+    lock_timeout: float
+    """Seconds for a lock that somebody else holds."""
 
     @classmethod
     def parse(
@@ -108,21 +167,22 @@ class Target(NamedTuple):
         port, name = given.get("port"), given.get("dbname") or user or ""
         shown = "postgresql://" + (f"{quote(str(user))}@" if user else "") + str(host)
         shown += (f":{port}" if port else "") + f"/{quote(str(name))} (schema {schema})"
-        return cls(defaults | given, schema, shown, timeout, read_only, durability)
+        lock = max(timeout / 4, 1e-3)  # so that our own patience does not end before
+        return cls(defaults | given, schema, shown, timeout, read_only, durability, lock)
 
     def __repr__(self) -> str:
         return f"<{self.shown}>"
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return self.parameters | {"autocommit": True, "prepare_threshold": 2}
+        return self.parameters | {"autocommit": True, "prepare_threshold": None}
 
     def configure(self, link: Link) -> None:
-        """Everything set explicitly. Waiting for a lock ends before our own patience does."""
+        """Everything set explicitly."""
         link.owner = os.getpid()
         link.patience = self.timeout + 1.0  # the server says itself that it takes too long
         normal = self.durability == "normal"
-        limit, lock = f"{self.timeout * 1000:.0f}", f"{max(self.timeout * 250, 1):.0f}"
+        limit, lock = f"{self.timeout * 1000:.0f}", f"{max(self.lock_timeout * 1000, 1):.0f}"
         link.execute(_SETTINGS, (self.schema, limit, lock, normal))
         if self.read_only:
             link.execute("SET default_transaction_read_only = on")

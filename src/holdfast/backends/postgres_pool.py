@@ -1,6 +1,7 @@
-"""Lending connections: a pool for readers and savers, and one connection for small things.
+"""Lending connections: a pool, one connection for most saves, and one for small things.
 
-A thread that has one already is never made to wait for another, lest all wait for each other.
+A thread that has one of the pool already is never made to wait for another, lest all wait for each
+other.
 """
 
 from __future__ import annotations
@@ -19,12 +20,63 @@ from holdfast.backends.postgres_link import Link
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from holdfast.backends.postgres_link import Target
 
-_PATIENCE = 1.0
+_PATIENCE = 0.25
 """Seconds after which somebody who waits for a new connection looks for the reason himself."""
+
+
+_SAVER = """SELECT set_config(name, 'off', false) FROM unnest(
+ARRAY['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) name
+UNION ALL SELECT set_config('plan_cache_mode', 'force_generic_plan', false)"""
+"""All that it does are look-ups of single rows, and its statements are planned once."""
+_LOCKED = 0.05
+"""Seconds that all who save may wait for a lock that concerns one of them."""
+
+
+class Single:
+    """One connection, for one user at a time."""
+
+    def __init__(
+        self, target: Target, check_open: Callable[[], None], settings: str | None = None
+    ) -> None:
+        self.lock = threading.Lock()
+        self._target, self._check_open, self._settings = target, check_open, settings
+        self._link: Link | None = None
+
+    @contextmanager
+    def lend(self, deadline: float) -> Iterator[Link]:
+        with self.lock:
+            self._check_open()
+            link = self._link
+            if link is None or link.closed:
+                link = self._link = self._connect()
+            link.deadline = deadline
+            try:
+                yield link
+            finally:
+                if link.pgconn.transaction_status != TransactionStatus.IDLE:
+                    self.release()
+
+    def _connect(self) -> Link:
+        link = self._target.connect()
+        if self._settings is not None:
+            try:
+                link.execute(self._settings)
+            except BaseException:
+                link.close()
+                raise
+        return link
+
+    def release(self) -> None:
+        """Close it. The lock is held."""
+        link, self._link = self._link, None
+        if link is not None:
+            with suppress(psycopg.Error):
+                link.close()
 
 
 class Connections:
@@ -38,10 +90,12 @@ class Connections:
     def reset(self) -> None:
         """Also in a forked child, which has no connections of its own yet."""
         self._lock = threading.Lock()
-        self._side_lock = threading.Lock()
+        target = self._target
+        self._side = Single(target._replace(durability="full"), self.check_open)
+        hasty = target._replace(lock_timeout=min(_LOCKED, target.lock_timeout))
+        self._saver = Single(hasty, self.check_open, _SAVER)
         self._pid = os.getpid()
         self._pool: ConnectionPool[Link] | None = None
-        self._side: Link | None = None
         self._held: dict[int, int] = {}
         """By thread: how many it has."""
         self._out = 0
@@ -52,7 +106,7 @@ class Connections:
 
     def close(self) -> None:
         self._closed = True
-        with self._side_lock, self._lock:
+        with self._saver.lock, self._side.lock, self._lock:
             self._release()
 
     def _release(self) -> None:
@@ -60,9 +114,8 @@ class Connections:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
-        side, self._side = self._side, None
-        if side is not None:
-            side.close()
+        self._side.release()
+        self._saver.release()
 
     @contextmanager
     def lend(self, deadline: float) -> Iterator[Link]:
@@ -110,7 +163,7 @@ class Connections:
             configure=self._target.configure,
             min_size=0,
             max_size=self._size,
-            reconnect_timeout=_PATIENCE,
+            reconnect_timeout=1.0,
             num_workers=1,
             open=True,
         )
@@ -140,31 +193,24 @@ class Connections:
         if pool is not None:
             pool.drain()
 
-    @contextmanager
-    def side(self, deadline: float) -> Iterator[Link]:
+    def side(self, deadline: float) -> AbstractContextManager[Link]:
         """The connection for what is short and must not wait for the pool."""
-        with self._side_lock:
-            self.check_open()
-            if self._side is None or self._side.closed:
-                self._side = self._target._replace(durability="full").connect()
-            link = self._side
-            link.deadline = deadline
-            try:
-                yield link
-            except BaseException:
-                self._side = None
-                with suppress(psycopg.Error):
-                    link.close()
-                raise
+        return self._side.lend(deadline)
+
+    def saver(self, deadline: float) -> AbstractContextManager[Link]:
+        """The connection for what is saved in groups. It does not wait long for a lock."""
+        return self._saver.lend(deadline)
 
     # -- fork safety ---------------------------------------------------------------------------
 
     def before_fork(self) -> None:
         """A connection must not be shared with a child, nor do the pool's threads get there."""
-        self._side_lock.acquire()
+        self._saver.lock.acquire()
+        self._side.lock.acquire()
         self._lock.acquire()
         self._release()
 
     def after_fork_in_parent(self) -> None:
         self._lock.release()
-        self._side_lock.release()
+        self._side.lock.release()
+        self._saver.lock.release()

@@ -6,7 +6,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg.types.numeric import Int8
 
 from holdfast.backends.base import Reader
 from holdfast.backends.postgres_link import is_cut
@@ -28,8 +27,8 @@ def hash_of(name: bytes) -> bytes:
     return sha256(name).digest()
 
 
-def _span(session: int, low: int, high: int) -> tuple[Int8, Int8]:
-    return Int8(position(session, low)), Int8(position(session, high))
+def _span(session: int, low: int, high: int) -> tuple[int, int]:
+    return position(session, low), position(session, high)
 
 
 class PostgresReader(Reader):
@@ -44,7 +43,7 @@ class PostgresReader(Reader):
 
     def _all(self, query: str, *bindings: Any) -> list[Any]:
         try:
-            rows = self._link.cursor(binary=True).execute(query, bindings).fetchall()
+            rows = self._link.rows(query, bindings)
         except psycopg.Error as e:
             renew, self._renew = self._renew, None
             if renew is None or not is_cut(e):
@@ -79,7 +78,7 @@ class PostgresReader(Reader):
 
     def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
         found: tuple[bytes, bytes] | None = self._one(
-            "SELECT name, body FROM sessions WHERE num = %s", Int8(session)
+            "SELECT name, body FROM sessions WHERE num = %s", session
         )
         return found
 
@@ -89,16 +88,16 @@ class PostgresReader(Reader):
             "AND name > %s ORDER BY substring(name FOR 200), name LIMIT %s",
             (after or b"")[:200],
             after or b"",
-            Int8(limit),
+            limit,
         )
 
     def head(self, session: int) -> bytes | None:
-        found = self._one("SELECT body FROM heads WHERE session = %s", Int8(session))
+        found = self._one("SELECT body FROM heads WHERE session = %s", session)
         return None if found is None else found[0]
 
     def checkpoint(self, session: int, seq: int) -> tuple[bytes, bytes] | None:
         found: tuple[bytes, bytes] | None = self._one(
-            "SELECT id, body FROM checkpoints WHERE pos = %s", Int8(position(session, seq))
+            "SELECT id, body FROM checkpoints WHERE pos = %s", position(session, seq)
         )
         return found
 
@@ -109,7 +108,7 @@ class PostgresReader(Reader):
             "SELECT pos & 4294967295, id, body FROM checkpoints WHERE pos BETWEEN %s AND %s "
             "ORDER BY pos LIMIT %s",
             *_span(session, low, high),
-            Int8(limit),
+            limit,
         )
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[tuple[int, int, bytes]]:
@@ -118,24 +117,24 @@ class PostgresReader(Reader):
             "WHERE id BETWEEN %s AND %s ORDER BY id LIMIT %s",
             low,
             high,
-            Int8(limit),
+            limit,
         )
 
     def find_key(self, session: int, key: bytes) -> int | None:
         found = self._one(
-            "SELECT seq FROM keys WHERE session = %s AND hash = %s", Int8(session), hash_of(key)
+            "SELECT seq FROM keys WHERE session = %s AND hash = %s", session, hash_of(key)
         )
         return None if found is None else found[0]
 
     def items(self, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
         base = stream << STREAM_BITS
-        first, last = Int8(base + start), Int8(base + stop)
+        first, last = base + start, base + stop
         return self._all(
             "SELECT pos - %s, body FROM items WHERE pos >= coalesce((SELECT pos FROM items "
             "WHERE pos BETWEEN %s AND %s ORDER BY pos DESC LIMIT 1), %s) AND pos < %s "
             "ORDER BY pos",
-            Int8(base),
-            Int8(base),
+            base,
+            base,
             first,
             first,
             last,
@@ -156,7 +155,7 @@ class PostgresReader(Reader):
         return self._all(
             "SELECT pos & 4294967295, body FROM marks "
             "WHERE kind = %s AND hash = %s AND pos BETWEEN %s AND %s ORDER BY pos DESC",
-            Int8(kind),
+            kind,
             hash_of(value),
             *_span(session, 0, MAX_SEQ),
         )
@@ -177,8 +176,8 @@ class PostgresReader(Reader):
     def buried(self, after: int, limit: int) -> list[tuple[int, bytes]]:
         return self._all(
             "SELECT pos, body FROM tombs WHERE pos > %s ORDER BY pos LIMIT %s",
-            Int8(after),
-            Int8(limit),
+            after,
+            limit,
         )
 
     def count_buried(self) -> int:
@@ -212,11 +211,11 @@ class PostgresReader(Reader):
         rows = self._all(
             "SELECT id FROM facets WHERE kind = %s AND hash = %s AND id >= %s AND id < %s "
             "ORDER BY id DESC LIMIT %s",
-            Int8(kind),
+            kind,
             hash_of(value),
             low,
             high,
-            Int8(limit),
+            limit,
         )
         return [id for (id,) in rows]
 
@@ -226,23 +225,23 @@ class PostgresReader(Reader):
             "ORDER BY id DESC LIMIT %s",
             low,
             high,
-            Int8(limit),
+            limit,
         )
 
     def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
         return self._all(
             "SELECT pos, length(body), substring(body FOR 9) FROM items WHERE pos > %s "
             "ORDER BY pos LIMIT %s",
-            Int8(after),
-            Int8(limit),
+            after,
+            limit,
         )
 
     def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
         return self._all(
             "SELECT num, digest, length(body), uses FROM blobs WHERE num > %s "
             "ORDER BY num LIMIT %s",
-            Int8(after),
-            Int8(limit),
+            after,
+            limit,
         )
 
     def sizes(self) -> dict[str, tuple[int, int]]:

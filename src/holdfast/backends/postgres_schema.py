@@ -52,8 +52,36 @@ def lock_key(schema: str, purpose: str) -> str:
     return f"holdfast {purpose} {schema}"
 
 
+def refuse_shared(link: Link, target: Target) -> None:
+    """Refuse a pooler that gives each transaction another connection of the server's.
+
+    What is set on a connection (schema, durability) would be another client's. With any pooler the
+    number of the server's process is not the one that was told at first; with such a one, two
+    connections that rest have the same.
+    """
+    process = _process(link)
+    if process == link.info.backend_pid:
+        return
+    other = target.connect()
+    try:
+        shared = _process(other) == process
+    finally:
+        other.close()
+    if shared:
+        raise InvalidRequest(
+            f"{target.shown} is behind a pooler that shares connections between transactions",
+            hint="set its pool_mode to session, or connect to the server itself",
+        )
+
+
+def _process(link: Link) -> int:
+    [(process,)] = link.rows("SELECT pg_backend_pid()")
+    return int(process)
+
+
 def prepare(link: Link, target: Target, *, create: bool) -> None:
     """Check that a store is there and complete; or make it, one process of many."""
+    refuse_shared(link, target)
     if _exists(link, target):
         return
     if not create:

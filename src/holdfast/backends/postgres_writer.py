@@ -21,7 +21,7 @@ from holdfast.errors import Corrupt, KeyTaken, SessionExists
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.backends.base import Change, Notes, Sweep, Trim
+    from holdfast.backends.base import Change, Copied, Notes, Sweep, Trim
     from holdfast.backends.postgres_link import Link
     from holdfast.codec.streams import RowWrite
 
@@ -65,6 +65,12 @@ _UNFACETS = """, unfaceted AS (DELETE FROM facets f USING moved, unnest(%s, %s, 
 WHERE f.kind = t.k AND f.hash = t.h AND f.id = t.i)"""
 _FACETS = """, faceted AS (INSERT INTO facets SELECT t.* FROM moved, unnest(%s, %s, %s) t
 ON CONFLICT DO NOTHING)"""
+_COPIED = ", copied AS (INSERT INTO checkpoints SELECT t.* FROM moved, unnest(%s, %s, %s) t)"
+_OPERATIONS = """, operations_ AS (INSERT INTO operations SELECT t.* FROM moved, unnest(%s, %s) t
+ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_GAPS = """, gaps_ AS (INSERT INTO gaps SELECT t.pos, NULLIF(t.far, -1), t.body
+FROM moved, unnest(%s, %s, %s) t (pos, far, body)
+ON CONFLICT (pos) DO UPDATE SET ancestor = excluded.ancestor, body = excluded.body)"""
 _END = " SELECT 1 FROM moved"
 # All or nothing: where a blob is missing, dividing by zero undoes the statement.
 _END_SHARED = " SELECT 1 / ((SELECT count(*) FROM shared) = %s)::int FROM moved"
@@ -86,26 +92,29 @@ class Statement:
         self._head(change)
         if change.checkpoint is not None:
             seq, id, body = change.checkpoint
-            self._add(_CHECKPOINT, Int8(change.session << SEQ_BITS | seq), id, body)
-        if change.rows:
+            self._add(_CHECKPOINT, change.session << SEQ_BITS | seq, id, body)
+        if len(change.rows) == 1 and not change.rows[0].replaces:
+            [(stream, first, _, body)] = change.rows
+            self._add(_ITEM, stream << STREAM_BITS | first, body)
+        elif change.rows:
             self._rows(change.rows)
         if change.blobs:
             self._blobs(change.blobs)
         if change.notes is not None:
             self._notes(change.notes, change.session, change.checkpoint)
         self.text = "".join([*self._text, self._end])
-        self.values = [*self._values, Int8(self._count)] if self._count else self._values
+        self.values = [*self._values, self._count] if self._count else self._values
 
     def _add(self, text: str, *values: Any) -> None:
         self._text.append(text)
         self._values += values
 
     def _head(self, change: Change) -> None:
-        session = Int8(change.session)
+        session = change.session
         if change.create is not None:
             name, row = change.create
             origin = change.notes.origin if change.notes else None
-            where = None if origin is None else Int8(position(*origin))
+            where = None if origin is None else position(*origin)
             self._add(_CREATE, session, hash_of(name), name, where, row, change.head)
         elif change.expect:
             self._add(_SWAP, change.head, session, change.expect)
@@ -127,11 +136,11 @@ class Statement:
         for some, one, many in ((new.keys() - packs, _ITEM, _ITEMS), (packs.keys(), _PACK, _PACKS)):
             order = sorted(some)
             if len(order) == 1:
-                self._add(one, Int8(order[0]), new[order[0]])
+                self._add(one, order[0], new[order[0]])
             elif order:
-                self._add(many, _ints(order), [new[pos] for pos in order])
+                self._add(many, order, [new[pos] for pos in order])
         if gone_for_good := sorted(packed - packs.keys()):
-            self._add(_PACKED, _ints(gone_for_good))
+            self._add(_PACKED, gone_for_good)
 
     def _blobs(self, blobs: Sequence[tuple[bytes, bytes, bool]]) -> None:
         """In the order of their digests, as everybody, so that no two wait for each other."""
@@ -139,38 +148,51 @@ class Statement:
             some = sorted({d: body for d, body, rewrite in blobs if rewrite is wanted}.items())
             if some:
                 digests, bodies = [d for d, _ in some], [body for _, body in some]
-                self._add(text, Int8(random.getrandbits(32)), digests, bodies)
+                self._add(text, random.getrandbits(32), digests, bodies)
 
     def _notes(
         self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
     ) -> None:
-        number = Int8(session)
         if notes.rename is not None:
             name, row = notes.rename
-            self._add(_RENAME, hash_of(name), name, row, number)
+            self._add(_RENAME, hash_of(name), name, row, session)
         if notes.key is not None and checkpoint is not None:
-            self._add(_KEY, number, hash_of(notes.key), Int8(checkpoint[0]))
+            self._add(_KEY, session, hash_of(notes.key), checkpoint[0])
         if notes.keys:
             keys = {hash_of(key): seq for key, seq in notes.keys}
-            self._add(_KEYS, number, [*keys], _ints(keys.values()))
+            self._add(_KEYS, session, [*keys], [*keys.values()])
         if notes.marks or notes.unmarks:
             self._marks(notes, session)
         if notes.operation is not None:
-            self._add(_OPERATION, Int8(position(session, notes.operation[0])), notes.operation[1])
+            self._add(_OPERATION, position(session, notes.operation[0]), notes.operation[1])
         if notes.tombs or notes.untombs:
             tombs = {seq: row for seq, row in notes.tombs if seq not in notes.untombs}
             if tombs:
-                self._add(_TOMBS, _ints(position(session, q) for q in tombs), [*tombs.values()])
+                self._add(_TOMBS, [position(session, q) for q in tombs], [*tombs.values()])
             if notes.untombs:
-                self._add(_UNTOMBS, _ints(position(session, q) for q in notes.untombs))
+                self._add(_UNTOMBS, [position(session, q) for q in notes.untombs])
         if notes.facets or notes.unfacets:
             facets = _facets(notes.facets)
             self._facets(_UNFACETS, _facets(notes.unfacets) - facets)
             self._facets(_FACETS, facets)
+        if notes.copied is not None:
+            self._copied(notes.copied, session)
         if notes.shares:
             digests = sorted(set(notes.shares))
             self._add(_SHARES, digests)
             self._end, self._count = _END_SHARED, len(digests)
+
+    def _copied(self, copied: Copied, session: int) -> None:
+        if copied.checkpoints:
+            seqs, ids, bodies = zip(*copied.checkpoints, strict=True)
+            self._add(_COPIED, [position(session, seq) for seq in seqs], [*ids], [*bodies])
+        if copied.operations:
+            numbers, bodies = zip(*copied.operations, strict=True)
+            self._add(_OPERATIONS, [position(session, n) for n in numbers], [*bodies])
+        if copied.gaps:
+            seqs, far, bodies = zip(*copied.gaps, strict=True)
+            places = [position(session, seq) for seq in seqs]
+            self._add(_GAPS, places, [-1 if at is None else at for at in far], [*bodies])
 
     def _marks(self, notes: Notes, session: int) -> None:
         marks = {(q, kind, hash_of(v)): (v, row) for q, kind, v, row in notes.marks}
@@ -179,8 +201,8 @@ class Statement:
             if some:
                 self._add(
                     text,
-                    _ints(position(session, q) for q, _, _ in some),
-                    _ints(kind for _, kind, _ in some),
+                    [position(session, q) for q, _, _ in some],
+                    [kind for _, kind, _ in some],
                     [digest for _, _, digest in some],
                     *([list(column) for column in zip(*more, strict=True)] if more else ()),
                 )
@@ -188,7 +210,7 @@ class Statement:
     def _facets(self, text: str, facets: set[tuple[int, bytes, bytes]]) -> None:
         if facets:
             order = sorted(facets)
-            self._add(text, _ints(k for k, _, _ in order), [h for _, h, _ in order],
+            self._add(text, [k for k, _, _ in order], [h for _, h, _ in order],
                       [i for _, _, i in order])  # fmt: skip
 
 
@@ -210,7 +232,7 @@ def write(link: Link, change: Change) -> None:
 
 def _execute(link: Link, statement: Statement) -> None:
     try:
-        moved = link.execute(statement.text, statement.values).rowcount
+        moved = link.ask(statement.text, statement.values).ntuples
     except pg.UniqueViolation as e:
         taken = e.diag.constraint_name
         if taken in _NAMES:
@@ -254,24 +276,31 @@ def _check_there(link: Link, notes: Notes) -> None:
         raise Gone
 
 
+# A server that is ended while it waits for its standby then shows a change that only it has. This
+# writes a little, and so waits until that, and all before it, is where a commit has to be.
+_SEEN = "SELECT pg_logical_emit_message(true, 'holdfast', '') FROM "
+
+
 def landed(link: Link, change: Change) -> bool | None:
-    """Whether a change, whose outcome was unknown, was made; None if nothing can tell."""
+    """Whether a change, whose outcome was unknown, was made, and durably; None if nothing can tell.
 
-    def is_there(query: str, *values: Any) -> bool:
-        return bool(link.execute(query, values).fetchall())
+    Not within a transaction.
+    """
 
-    session = Int8(change.session)
+    def is_there(where: str, *values: Any) -> bool:
+        return bool(link.ask(_SEEN + where, values).ntuples)
+
+    session = change.session
     if change.create is not None:  # the number is ours alone
-        return is_there("SELECT 1 FROM sessions WHERE num = %s", session)
+        return is_there("sessions WHERE num = %s", session)
     if change.checkpoint is not None:
         seq, id, _ = change.checkpoint
-        pos = Int8(position(change.session, seq))
-        return is_there("SELECT 1 FROM checkpoints WHERE pos = %s AND id = %s", pos, id)
+        return is_there("checkpoints WHERE pos = %s AND id = %s", position(session, seq), id)
     if change.notes is not None and change.notes.operation is not None:
         number, body = change.notes.operation
-        pos = Int8(position(change.session, number))
-        return is_there("SELECT 1 FROM operations WHERE pos = %s AND body = %s", pos, body)
-    ours = is_there("SELECT 1 FROM heads WHERE session = %s AND body = %s", session, change.head)
+        pos = position(session, number)
+        return is_there("operations WHERE pos = %s AND body = %s", pos, body)
+    ours = is_there("heads WHERE session = %s AND body = %s", session, change.head)
     return True if ours else None
 
 

@@ -1,0 +1,111 @@
+"""Ways to break the files backend, which the harnesses must notice.
+
+Run as a program it is the writer of the power-loss harness, broken in one of these ways:
+`python -m …careless MUTANT FOLDER LEDGER SCRIPT [backend] [durability]`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.backends import disk, files_gc, files_writer
+from holdfast.backends.base import Change
+from holdfast.backends.files_ledger import LOG, Ledger
+from holdfast.backends.files_reader import FilesReader, blob_path
+from holdfast.backends.files_streams import Streams
+from holdfast.backends.files_writer import Home
+from holdfast.codec.streams import MAX_ITEMS
+
+from .writer import main
+
+
+def renames_before_it_syncs() -> None:
+    """A file gets its name while what is in it may still be lost."""
+
+    def hastily(path: Path, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
+        draft = path.parent / f"{disk.TEMPORARY}{os.getpid()}"
+        draft.write_bytes(data)
+        os.replace(draft, path)
+        disk.sync(path.parent)
+        disk.sync(path)
+
+    disk.replace = hastily
+
+
+def logs_before_it_writes() -> None:
+    """The line in the log comes before the items that it refers to."""
+    append, log = Streams.append, Home.log
+    late: list[tuple[Any, ...]] = []
+
+    def later(self: Streams, path: Path, end: int, lines: Any, *, durable: bool) -> None:
+        late.append((self, path, end, lines, durable))
+
+    def first(self: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
+        log(self, ledger, entry)
+        while late:
+            streams, path, end, lines, durable = late.pop(0)
+            append(streams, path, end, lines, durable=durable)
+
+    Streams.append = later  # type: ignore[method-assign]
+    Home.log = first  # type: ignore[method-assign]
+
+
+def trusts_what_it_finds() -> None:
+    """A name that is there is taken for durable, though who made it may have been killed."""
+    log = Home.log
+
+    def trusting(self: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
+        if ledger.inode:
+            self._settled.add(ledger.folder / LOG)
+        log(self, ledger, entry)
+
+    Home.log = trusting  # type: ignore[method-assign]
+
+
+def compares_no_heads() -> None:
+    """Whoever comes last wins."""
+    real = files_writer._checked
+
+    def blindly(home: Home, change: Change, notes: Any) -> Any:
+        ledger = home.catalog.ledger(change.session)
+        if change.create is None and ledger is not None:
+            change.expect = ledger.head or b""
+        return real(home, change, notes)
+
+    files_writer._checked = blindly
+
+
+def locks_nothing() -> None:
+    """Everybody writes at once."""
+
+    @contextmanager
+    def open_to_all(path: Path, timeout: float, *, shared: bool = False) -> Iterator[None]:
+        yield
+
+    disk.locked = open_to_all
+
+
+def takes_shared_blobs() -> None:
+    """A blob goes even if a save has come to share it since it was found to be refuse."""
+
+    def blindly(home: Home, blobs: list[tuple[bytes, int]]) -> None:
+        for digest, _ in blobs:
+            blob_path(home.root, digest).unlink(missing_ok=True)
+
+    files_gc._drop_blobs = blindly
+
+
+def takes_what_is_being_saved() -> None:
+    """What a save has written, and not yet committed, is refuse."""
+    FilesReader._settle = FilesReader.blob_files  # type: ignore[method-assign]
+    FilesReader._committed = lambda *_: MAX_ITEMS  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    main(*sys.argv[2:])

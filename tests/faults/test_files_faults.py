@@ -1,0 +1,383 @@
+"""The campaigns of the engine, on plain files."""
+
+import functools
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import holdfast
+from holdfast.backends import disk
+from holdfast.codec import rows
+
+from . import (
+    bitrot,
+    careless,
+    diskfull,
+    failing_io,
+    killing,
+    powerloss,
+    processes,
+    racing,
+    subjects,
+    sweeping,
+    workload,
+)
+from .bitrot import Damage, Removal
+from .failing_io import Fault
+from .test_bitrot import Agreeable
+
+KILLS = int(os.environ.get("HOLDFAST_KILLS", "20_000"))
+STATES = int(os.environ.get("HOLDFAST_STATES", "1_000_000"))
+FLIPS = int(os.environ.get("HOLDFAST_FLIPS", "0")) or 1 << 40  # all there are
+TRIES = 10  # a mutant may be lucky
+recorded = functools.cache(functools.partial(powerloss.record, backend="files"))
+subject = functools.cache(functools.partial(subjects.subject, closed=True, backend="files"))
+
+
+# -- kill -9 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writers", [1, 4])
+@pytest.mark.parametrize("weights", ["USUAL", "TIDYING"])
+def test_killed_writers(rounds, writers, weights):
+    kills = rounds(40, torture=KILLS // 8)
+    weighed = getattr(workload, weights)
+    report = killing.campaign(kills, writers=writers, weights=weighed, backend="files")
+    print(report)
+    assert report.acknowledged > kills // 4
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_acknowledges_before_it_saves():
+    report = killing.campaign(60, make=killing.AcknowledgesFirst, backend="files")
+    print(report)
+    assert any("neither acknowledged nor attempted" in found for found in report.failures)
+
+
+# -- power loss ------------------------------------------------------------------------------------
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("script", ["short", "tidy"])
+def test_the_model_ends_where_the_real_disk_does(script):
+    recording = recorded(script)
+    assert powerloss.replayed(recording) == recording.files
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("directories", ["strict", "ordered"])
+@pytest.mark.parametrize("script", ["short", "tidy"])
+def test_power_loss(rounds, script, directories):
+    states = rounds(120, torture=STATES // 8)
+    report = powerloss.campaign(recorded(script), states=states, directories=directories)
+    print(report)
+    assert report.states > states // 4
+    assert not report.failures, str(report)
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("n", [2, 9, 20, 35, 50])
+def test_power_loss_after_a_failed_sync(rounds, n):
+    """The data of a failed sync never reaches the disk, whatever later syncs say."""
+    recording = recorded("short", inject=f"fsync:error=EIO:when={n}")
+    report = powerloss.campaign(recording, states=rounds(30, torture=STATES // 100))
+    print(report)
+    assert not report.failures, str(report)
+
+
+def relayed(script: str, n: int, mutant: str = "") -> powerloss.Recording:
+    """A writer that is killed at its n-th sync, and another that goes on."""
+    return recorded(script, program=("relay", str(n), mutant))
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("script", ["short", "tidy"])
+def test_power_loss_after_a_kill(rounds, script):
+    for n in rounds([5, 23, 41], torture=range(1, 160)):
+        report = powerloss.campaign(relayed(script, n), states=rounds(25, torture=STATES // 1000))
+        print(n, report)
+        assert not report.failures, f"killed at sync {n}: {report}"
+
+
+@pytest.mark.tools("strace")
+def test_mutant_that_trusts_what_a_killed_writer_has_left():
+    found = [
+        powerloss.campaign(relayed("short", n, "trusts_what_it_finds"), states=60).lost
+        for n in range(20, 26)
+    ]
+    print(found)
+    assert any(found)
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("lacking", ["file", "directory"])
+def test_mutant_that_does_not_sync(lacking):
+    recording = getattr(recorded("short"), f"without_{lacking}_syncs")()
+    report = powerloss.campaign(recording, states=80)
+    print(report)
+    assert report.lost
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("mutant", ["renames_before_it_syncs", "logs_before_it_writes"])
+def test_mutant_that_syncs_too_late(mutant):
+    script = "short" if mutant.startswith("renames") else "tidy"  # which has items
+    report = powerloss.campaign(recorded(script, program=("careless", mutant)), states=150)
+    print(report)
+    assert report.failures
+
+
+# -- failing calls ---------------------------------------------------------------------------------
+
+FAULTS = [
+    ("pwrite64", "EIO", 8),
+    ("pwrite64", "ENOSPC", 8),
+    ("fsync", "EIO", 8),
+    ("rename", "EIO", 3),
+    ("mkdir", "ENOSPC", 2),
+    ("openat", "EMFILE", 24),
+    ("openat", "EIO", 24),
+]
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize(("call", "error", "stride"), FAULTS)
+def test_an_error_or_a_true_acknowledgement(rounds, call, error, stride, forever):
+    stride = rounds(stride, torture=1)
+    report = failing_io.campaign(Fault(call, error, forever), stride=stride, backend="files")
+    print(report)
+    assert report.injected
+    assert not report.failures, str(report)
+
+
+TIDYING_FAULTS = [
+    ("pwrite64", "EIO", 40),
+    ("fsync", "EIO", 24),
+    ("rename", "EIO", 9),
+    ("unlink", "EIO", 5),
+    ("unlinkat", "EIO", 1),
+    ("rmdir", "EIO", 1),
+    ("openat", "EMFILE", 160),
+    ("getdents64", "EIO", 40),
+]
+
+
+@pytest.mark.tools("strace")
+@pytest.mark.parametrize(("call", "error", "stride"), TIDYING_FAULTS)
+def test_the_same_while_gc_frees(rounds, call, error, stride):
+    stride = rounds(stride, torture=1)
+    report = failing_io.campaign(Fault(call, error), script="tidy", stride=stride, backend="files")
+    print(report)
+    assert report.injected
+    assert not report.failures, str(report)
+
+
+@pytest.mark.tools("strace")
+def test_mutant_that_takes_a_failed_write_for_a_success():
+    fault, mutant = Fault("fsync", "EIO"), failing_io.Swallowing
+    report = failing_io.campaign(fault, make=mutant, stride=9, backend="files")
+    print(report)
+    assert any("lost: " in found or "wrong state: " in found for found in report.failures)
+
+
+# -- no room ---------------------------------------------------------------------------------------
+
+
+def test_files_that_may_not_grow(rounds):
+    sizes = range(2_048, 60_000, 512)[:: rounds(16, torture=1)]
+    report = diskfull.limited(sizes, backend="files")
+    print(report)
+    assert report.refused
+    assert not report.failures, str(report)
+
+
+def test_a_full_file_system(rounds):
+    if why := diskfull.why_not_mounted():
+        pytest.skip(why)
+    sizes = range(600_000, 2_000_000, 4_096)[:: rounds(90, torture=1)]
+    report = diskfull.mounted(sizes, backend="files")
+    print(report)
+    assert report.refused
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_takes_a_refused_write_for_a_success():
+    report = diskfull.limited([20_000], diskfull.FillingBlindly, backend="files")
+    print(report)
+    assert any("wrong state: " in found for found in report.failures)
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def spots(files: dict[str, bytes], count: int, *, flips: bool) -> list[tuple[str, Damage]]:
+    """Bits or lengths, of each file in turn: small ones matter as much as big ones."""
+    rng, found = random.Random(count), dict[tuple[str, Damage], None]()
+    every = sum(map(len, files.values())) * (8 if flips else 1)
+    if count >= every:
+        return list(_all(files, flips=flips))
+    while len(found) < count:
+        for file, data in files.items():
+            place = rng.randrange(len(data))
+            found[file, Damage(place, rng.randrange(8) if flips else None)] = None
+    return list(found)[:count]
+
+
+def _all(files: dict[str, bytes], *, flips: bool) -> Iterator[tuple[str, Damage]]:
+    for file, data in files.items():
+        for place in range(len(data)):
+            yield from [(file, Damage(place, bit)) for bit in (range(8) if flips else [None])]
+
+
+CHECKS = [
+    ("small", subjects.original_or_error),
+    ("small", subjects.repaired),
+    ("tidy", subjects.repaired),  # where a lost line of the log may bring back what was deleted
+]
+
+
+@pytest.mark.parametrize(("script", "check"), CHECKS)
+@pytest.mark.parametrize("flips", [True, False], ids=["flipped", "cut"])
+def test_damaged_files(rounds, flips, script, check):
+    known = subject(script=script)
+    count = rounds(58 if flips else 29, torture=min(FLIPS, 1 << 30))
+    damages = spots(known.files, count, flips=flips)
+    report = bitrot.campaigns(known, damages, check)
+    print(report)
+    assert report.tried == len(damages)
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize(("script", "check"), CHECKS)
+def test_missing_files(script, check):
+    known = subject(script=script)
+    report = bitrot.campaigns(known, [(file, Removal()) for file in known.files], check)
+    print(report)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_does_not_compare_digests(monkeypatch):
+    known = subject(script="small")
+    monkeypatch.setattr(rows, "xxh3_64_digest", lambda body, seed: Agreeable(8))
+    [stream] = [file for file in known.files if "/streams/" in file]
+    damages = bitrot.flips(known.files[stream], 30)
+    report = bitrot.campaign(known, stream, damages, subjects.original_or_error)
+    print(report)
+    assert any("a different answer" in found for found in report.failures)
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_on_one_session_exactly_one_wins_each_step(rounds):
+    report = racing.race(racing.fair, saves=rounds(20, torture=500), backend="files")
+    print(report)
+    assert report.conflicts
+    assert not report.failures, str(report)
+
+
+def test_on_their_own_sessions_nobody_is_locked_out(rounds, tmp_path):
+    saves = rounds(40, torture=3000)
+    report = racing.race(racing.alone, saves=saves, folder=tmp_path, backend="files")
+    print(report)
+    assert report.saved == 8 * saves
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("mutant", [careless.compares_no_heads, careless.locks_nothing])
+def test_mutant_that_lets_everybody_write(mutant):
+    for _ in range(TRIES):
+        report = racing.race(racing.fair, sabotage=mutant, backend="files")
+        print(report)
+        if report.failures:
+            return
+    pytest.fail("not caught")
+
+
+def test_gc_beside_four_saving_processes(rounds):
+    report = sweeping.race(rounds(250, torture=5000), backend="files")
+    print(report)
+    assert report.freed
+    assert not report.failures, str(report)
+
+
+GC_MUTANTS = [
+    careless.takes_shared_blobs,
+    careless.takes_what_is_being_saved,
+    sweeping.frees_without_looking,
+]
+
+
+@pytest.mark.parametrize("mutant", GC_MUTANTS)
+def test_mutant_of_gc_that_does_not_look_again(mutant):
+    for seed in range(TRIES):
+        report = sweeping.race(250, seed=seed, sabotage=mutant, backend="files")
+        print(report)
+        if report.failures:
+            return
+    pytest.fail("not caught")
+
+
+# -- a holder of the lock --------------------------------------------------------------------------
+
+
+def holder(url: str) -> processes.Child:
+    """A process that has the lock of a session, and does not give it back."""
+
+    def hold(out: int) -> None:
+        log = disk.sync_handle
+
+        def stop(handle: int) -> None:
+            if os.readlink(f"/proc/self/fd/{handle}").endswith("log.jsonl"):
+                os.write(out, b"locked\n")
+                os.kill(os.getpid(), signal.SIGSTOP)
+            log(handle)
+
+        with holdfast.open(url) as store:
+            session = store.session("held")
+            disk.sync_handle = stop
+            session.save({"by": "the holder"})
+
+    child = processes.fork(hold)
+    assert child.listen(10, until=7)
+    return child
+
+
+def test_a_stopped_process_that_has_the_lock_is_named(tmp_path):
+    url = workload.url_of(tmp_path, "files")
+    with holdfast.open(url, timeout=0.3) as store:
+        store.session("held").save({"by": "us"})
+        store.session("other").save({})
+        child = holder(url)
+        try:
+            began = time.monotonic()
+            with pytest.raises(holdfast.Unavailable, match=f"process {child.pid}"):
+                store.session("held").save({"by": "us again"})
+            assert 0.2 < time.monotonic() - began < 5
+            store.session("other").save({"others": "go on"})
+            assert store.session("other").load() == {"others": "go on"}
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+            assert child.finish() == 0
+        store.session("held").load()
+        assert store.session("held").load() == {"by": "the holder"}
+        assert store.verify(read_data=True).ok
+
+
+def test_a_killed_process_gives_the_lock_back_at_once(tmp_path):
+    url = workload.url_of(tmp_path, "files")
+    with holdfast.open(url) as store:
+        store.session("held").save({"by": "us"})
+        child = holder(url)
+        child.kill()
+        assert child.finish() == -signal.SIGKILL
+        began = time.monotonic()
+        store.session("held").save({"by": "us again"})
+        assert time.monotonic() - began < 2
+        assert store.session("held").load() == {"by": "us again"}
+        assert store.verify(read_data=True).ok

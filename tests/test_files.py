@@ -1,0 +1,497 @@
+"""Stores of plain files: their names, their locks, and what becomes of them behind our back."""
+
+import os
+import re
+import shutil
+import threading
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.backends import disk, files_catalog
+from holdfast.backends.files import FilesBackend
+from holdfast.errors import Corrupt, HeadMoved
+
+from . import filestore
+from .faults import processes
+from .faults.bitrot import flip
+from .test_hostile_ids import HOSTILE
+
+ITEM = "an item that is long enough for its list to become a stream " * 2
+NFC, NFD = (unicodedata.normalize(form, "Café") for form in ("NFC", "NFD"))
+NAMES = [
+    *HOSTILE, "/abs", "CON", "Con.txt", "aux", "COM1", "a%2Fb", "a%2fb", ".new-0123", "log.jsonl",
+    "x~3", "x", "lock", "streams", ".git", "dots...", "spaces   ", ". .", "%2E", "%", "-rf",
+    NFC, NFD, "CAFÉ", "İ", "i̇", "ı", "K", "k", "ſ", "a" * 100, "a" * 101, "😀" * 30,
+]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "around" / "store"
+
+
+@pytest.fixture
+def opened(path):
+    """Opens the store, as often as needed."""
+    path.parent.mkdir()
+    stores = []
+
+    def again(**options):
+        stores.append(holdfast.open(f"files:{path}", **{"durability": "normal", **options}))
+        return stores[-1]
+
+    yield again
+    for store in stores:
+        store.close()
+
+
+def filled(store, name="s", appends=3):
+    """A session with a stream; the ids of its checkpoints with what they hold."""
+    session = store.session(name)
+    state = {"log": [f"{n} {ITEM}" for n in range(20)]}
+    known = {session.save(state).id: 20}
+    for n in range(appends):
+        known[session.append("log", f"{20 + n} {ITEM}").id] = 21 + n
+    return known
+
+
+def loads(store, known, name="s"):
+    session = store.session(name)
+    for id, count in known.items():
+        assert session.load(id) == {"log": [f"{n} {ITEM}" for n in range(count)]}
+
+
+def backend(store) -> FilesBackend:
+    found = store.backend
+    assert isinstance(found, FilesBackend)
+    return found
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_hostile_names(path, opened, monkeypatch):
+    path.parent.mkdir(exist_ok=True)
+    store = opened()
+    monkeypatch.chdir(path.parent)
+    names = list(dict.fromkeys(NAMES))
+    for n, name in enumerate(names):
+        filled(store, name, appends=1)
+        store.session(name).patch(set={"n": n})
+    store = opened()
+    assert sorted(info.name for info in store.sessions()) == sorted(names)
+    for n, name in enumerate(names):
+        assert store.session(name).load()["n"] == n
+    forks = {f"fork of {n}": name for n, name in enumerate(names) if n % 5 == 0}
+    for fork, name in forks.items():
+        assert store.session(name).fork(fork).load()["n"] == names.index(name)
+    assert store.verify(read_data=True).ok
+    folders = os.listdir(path / "sessions")
+    assert len(folders) == len(names) + len(forks)
+    # None that any file system takes for another, for a device or for a path.
+    assert len({files_catalog.fold(folder) for folder in folders}) == len(folders)
+    for folder in folders:
+        assert len(os.fsencode(folder)) <= 255
+        assert not re.match(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", folder, re.IGNORECASE)
+        assert not re.search(r'^[. -]|[. ]$|[\x00-\x1f\x7f/\\:*?"<>|]', folder)
+    for name in names:
+        store.session(name).delete()
+    store.gc()
+    store = opened()
+    assert sorted(info.name for info in store.sessions()) == sorted(forks)
+    assert store.verify(read_data=True).ok
+    assert os.listdir(path.parent) == ["store"]
+    assert os.listdir(path.parent.parent) == ["around"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../../x", "é" * 99])
+def test_a_folder_tells_its_session_though_its_name_cannot(opened, name):
+    filled(opened(), name)
+    folder = filestore.folder(backend(opened()), 1)
+    found = files_catalog._identify(folder)
+    assert found is not None
+    assert found.names == (name.encode(),)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_nobody_else_may_look(path, umask):
+    path.parent.mkdir()
+
+    def run(out):
+        os.umask(umask)
+        with holdfast.open(f"files:{path}") as store:
+            filled(store)
+            store.session("s").save({"big": "x" * 9000}, label="l")
+            store.session("t").save({})
+            store.session("t").delete()
+            store.gc()
+            store.backup(path.parent / "copy")
+
+    assert processes.fork(run).finish() == 0
+    for root in (path, path.parent / "copy"):
+        for each in [root, *root.rglob("*")]:
+            mode = each.stat().st_mode & 0o7777
+            assert mode == (0o700 if each.is_dir() else 0o600), each
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+def test_what_is_not_ours_is_left_alone(path, opened):
+    store = opened()
+    known = filled(store)
+    filled(store, "gone")
+    strangers = [
+        path / "sessions" / "README", path / "sessions" / ".git" / "HEAD",
+        path / "sessions" / "notes" / "mine.txt", path / "blobs" / ".DS_Store",
+        path / "blobs" / "zz" / f"{'y' * 64}.json", path / "blobs" / "aa" / "mine.json",
+    ]  # fmt: skip
+    for each in strangers:
+        each.parent.mkdir(exist_ok=True)
+        each.write_text("somebody's")
+    store = opened()
+    store.session("gone").delete()
+    store.gc()
+    loads(store, known)
+    store.session("README").save({})
+    store.session("notes").save({})
+    assert store.verify(read_data=True).ok
+    assert [each.read_text() for each in strangers] == ["somebody's"] * len(strangers)
+
+
+def test_a_copy_of_a_session_is_not_taken_for_it(path, opened):
+    store = opened()
+    known = filled(store)
+    shutil.copytree(path / "sessions" / "s", path / "sessions" / "a copy")
+    store = opened()
+    known[store.session("s").append("log", f"23 {ITEM}").id] = 24
+    loads(opened(), known)
+    problems = store.verify().problems
+    assert any("a copy" in problem.what for problem in problems)
+    filled(store, "gone")
+    store.session("gone").delete()
+    with pytest.raises(Corrupt, match="a copy"):  # it may need anything
+        store.gc()
+    shutil.rmtree(path / "sessions" / "a copy")
+    store.gc()
+    assert store.verify(read_data=True).ok
+
+
+def test_folders_that_are_empty_need_not_be_copied(path, opened):
+    store = opened()
+    store.session("s").save({"a": 1})
+    store.close()
+    for folder in ("locks", "blobs", "sessions/s/streams"):
+        shutil.rmtree(path / folder)
+    store = opened()
+    filled(store)
+    store.session("s").save({"big": "x" * 9000})
+    assert store.verify(read_data=True).ok
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_a_thread_that_reads_what_another_is_writing(opened, monkeypatch):
+    """A commit that is read before it is synced must not count twice."""
+    store = opened(durability="full")
+    session = store.session("s")
+    session.save({"log": []})
+    sync = disk.sync_handle
+    seen = []
+
+    def look(handle):
+        reader = threading.Thread(target=lambda: seen.append(store.session("s").load()))
+        reader.start()
+        reader.join()
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_handle", look)
+        session.append("log", 1)
+    session.append("log", 2)
+    assert {"log": [1]} in seen
+    log = filestore.lines(filestore.folder(backend(store), 1) / "log.jsonl")
+    assert [line["n"] for line in log] == [1, 2, 3]
+    assert opened().verify(read_data=True).ok
+
+
+def test_a_reader_sees_one_moment_of_a_session(opened, monkeypatch):
+    """Also if it begins to read while the commit that it does not see is being written."""
+    store = opened(durability="full")
+    session = store.session("s")
+    session.save({"log": []})
+    write = disk.write_all
+    views = []
+
+    def look(handle, data, at):
+        if data.startswith(b'{"n":2,'):  # the line of the log
+            reader = store.backend.reader()
+            view = reader.__enter__()
+            views.append((reader, view, view.head(1)))
+        write(handle, data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_all", look)
+        session.save({"log": []})
+    [(reader, view, head)] = views
+    assert view.head(1) == head
+    reader.__exit__(None, None, None)
+    with store.backend.reader() as now:
+        assert now.head(1) != head
+
+
+def test_a_session_begun_anew_under_the_same_name(opened):
+    ours, theirs = opened(), opened()
+    known = filled(ours)
+    old = ours.session("s")
+    old.load()
+    theirs.session("s").delete()
+    theirs.gc()
+    for n in range(30):  # a log longer than the old one, maybe in its very place on the disk
+        theirs.session("s").save({"new": n})
+    with pytest.raises(HeadMoved):
+        old.save({"late": True})
+    with pytest.raises(holdfast.NotFound):
+        ours.session("s").load(next(iter(known)))
+    assert ours.session("s").load() == {"new": 29}
+    assert len(ours.session("s")) == 30
+    assert ours.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("text", ["x", "much longer than the other"])
+def test_a_log_that_was_written_anew_is_read_anew(path, opened, text):
+    """Even if it lies in the same place on the disk, and is as long or longer."""
+    ours, theirs = opened(), opened()
+    filled(ours)
+    log = path / "sessions" / "s" / "log.jsonl"
+    before = log.read_bytes()
+    theirs.session("s").save({"taken": "back"}, label="x")
+    taken = ours.session("s")
+    assert taken.load() == {"taken": "back"}
+    log.write_bytes(before)
+    (path / "sessions" / "s" / "head").unlink()
+    opened().session("s").save({"something": "else"}, label=text)
+    with pytest.raises((HeadMoved, Corrupt)):
+        taken.save({"built": "on what is not there"})
+    assert ours.session("s").load() == {"something": "else"}
+    assert len(ours.session("s")) == 5
+    assert ours.verify(read_data=True).ok
+
+
+def test_forks_of_what_gc_has_removed(path, opened):
+    store = opened()
+    known = filled(store, "origin")
+    fork = store.session("origin").fork("fork")
+    grandchild = fork.fork("grandchild")
+    store.session("origin").delete()
+    fork.delete()
+    store.gc()
+    store.gc()
+    store = opened()
+    assert [info.name for info in store.sessions()] == ["grandchild"]
+    assert store.session("grandchild").load()["log"][-1] == f"{max(known.values()) - 1} {ITEM}"
+    assert store.verify(read_data=True).ok
+    filled(store, "origin")
+    loads(store, filled(store, "fork"), "fork")
+    assert store.verify(read_data=True).ok
+    grandchild = store.session("grandchild")
+    grandchild.delete()
+    store.gc()
+    store.gc()
+    assert len(os.listdir(path / "sessions")) == 2
+
+
+def test_names_that_a_killed_process_has_made_become_durable(path, opened, monkeypatch):
+    """Whoever builds on them syncs the folders that they are in, once."""
+    killed = opened()  # with durability="normal", so nothing of it is synced
+    filled(killed)
+    killed.session("s").patch(set={"big": "x" * 9000})
+    store = opened(durability="full")
+    synced: list[Path] = []
+    monkeypatch.setattr(disk, "sync", synced.append)
+    session = store.session("s")
+    session.append("log", f"23 {ITEM}")
+    session.save({**session.load(), "again": ["x" * 9000]})  # shares the blob
+    folder = path / "sessions" / "s"
+    assert {folder, folder / "streams", path / "blobs"} <= set(synced)
+    blob = next((path / "blobs").rglob("*.json"))
+    assert blob.parent in synced
+    synced.clear()
+    session.append("log", "more")
+    assert not {folder, folder / "streams", path / "blobs"} & set(synced)
+
+
+def test_hints_that_cannot_be_written_fail_no_save(path, opened):
+    store = opened()
+    known = filled(store)
+    for hint in (path / "version", path / "sessions" / "s" / "head"):
+        hint.unlink()
+        hint.mkdir()
+    known[store.session("s").append("log", f"23 {ITEM}").id] = 24
+    loads(opened(), known)
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_log_is_damage_and_not_a_missing_session(path, opened):
+    store = opened()
+    known = filled(store)
+    folder = path / "sessions" / "s"
+    (folder / "log.jsonl").unlink()
+    store = opened()
+    with pytest.raises(Corrupt):
+        store.session("s").load()
+    with pytest.raises(Corrupt):
+        store.session("s").save({})
+    assert any("log.jsonl" in problem.what for problem in store.verify().problems)
+    filled(store, "gone")
+    store.session("gone").delete()
+    store.gc()
+    store.repair()
+    known[store.session("s").append("log", f"23 {ITEM}").id] = 24
+    loads(opened(), known)
+
+
+def test_gc_keeps_what_it_does_not_know(path, opened):
+    store = opened()
+    filled(store)
+    filled(store, "gone")
+    folder = path / "sessions" / "s"
+    kept = {each: each.read_bytes() for each in folder.rglob("*.json*")}
+    for name in ("log.jsonl", "session.json"):
+        (folder / name).unlink()
+        del kept[folder / name]
+    store = opened()
+    assert any("the folder s " in problem.what for problem in store.verify().problems)
+    store.session("gone").delete()
+    with pytest.raises(Corrupt, match="the folder s "):
+        store.gc()
+    backend(store).compact()
+    assert {each: each.read_bytes() for each in folder.rglob("*.json*")} == kept
+
+
+@pytest.mark.parametrize("line", range(-5, 0))
+def test_a_damaged_line_of_the_log_costs_no_items(path, opened, line):
+    """Though it tells how far they go."""
+    store = opened()
+    known = filled(store)
+    store.session("s").tag(next(iter(known)), "t")
+    log = path / "sessions" / "s" / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b'"n"', b'"m"')
+    log.write_bytes(b"".join(lines))
+    store = opened()
+    store.repair()
+    loads(store, known)
+    session = store.session("s")
+    session.append("log", f"{len(session.load()['log'])} {ITEM}")
+    session.save({"log": [*session.load()["log"], "x"]})
+    loads(opened(), known)
+
+
+@pytest.mark.parametrize("number", [b"1", b"900", b"5"])
+def test_a_damaged_number_of_an_item_hides_no_others(path, opened, number):
+    store = opened()
+    known = filled(store)
+    [stream] = (path / "sessions" / "s" / "streams").iterdir()
+    sound = stream.read_bytes()
+    damaged = sound.replace(b'{"n":3,', b'{"n":' + number + b",")
+    stream.write_bytes(damaged)
+    store = opened()
+    with pytest.raises(Corrupt):
+        store.session("s").load()
+    with store.backend.reader() as reader:
+        found = [n for n, _ in reader.items(int(stream.stem), 0, 23)]
+    assert [n for n in found if n != 3] == [n for n in range(23) if n != 3]
+    session = store.session("s")
+    known[session.append("log", f"23 {ITEM}").id] = 24
+    stream.write_bytes(stream.read_bytes().replace(b'{"n":' + number + b",", b'{"n":3,', 1))
+    if number == b"900":  # nothing that was damaged was lost on top of it
+        loads(opened(), known)
+
+
+def test_a_damaged_hint_harms_nothing(path, opened):
+    store = opened()
+    known = filled(store)
+    head = path / "sessions" / "s" / "head"
+    sound = head.read_bytes()
+    for place in range(len(sound)):
+        for bit in range(8):
+            head.write_bytes(flip(sound, place, bit))
+            loads(opened(), {max(known): known[max(known)]})
+    for text in (b"", b"99", b"nonsense", b"\0" * 26, b"9" * 26):
+        head.write_bytes(text)
+        store = opened()
+        loads(store, known)
+        assert store.verify(read_data=True).ok
+
+
+def test_a_damaged_identity_is_told_and_asked_of_the_log(path, opened):
+    store = opened()
+    known = filled(store)
+    file = path / "sessions" / "s" / "session.json"
+    sound = file.read_bytes()
+    for place in range(0, len(sound), 3):
+        file.write_bytes(flip(sound, place, place % 8))
+        store = opened()
+        loads(store, {max(known): known[max(known)]})
+        assert [p.what for p in store.verify().problems] == ["s/session.json is damaged or missing"]
+        store.close()
+
+
+def test_a_deleted_session_does_not_come_back_with_a_damaged_line(path, opened):
+    store = opened()
+    filled(store)
+    store.session("s").delete()
+    log = path / "sessions" / "s" / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"create"', b'"crEate"', 1))
+    assert not opened().session("s").exists()
+
+
+def test_a_store_without_its_marker_is_not_made_anew(path, opened):
+    filled(opened())
+    (path / "holdfast.json").unlink()
+    (path / "version").unlink()
+    for options in ({}, {"create": False}, {"read_only": True}):
+        with pytest.raises(Corrupt, match=r"holdfast\.json"):
+            opened(**options)
+
+
+@pytest.mark.parametrize("text", [None, b"", b"{}", b"[]", b'{"session":[],"stream":[]}'])
+def test_counters_that_are_lost_are_counted_anew(path, opened, text):
+    store = opened()
+    known = filled(store)
+    counters = path / "counters.json"
+    counters.unlink()
+    if text is not None:
+        counters.write_bytes(text)
+    store = opened()
+    loads(store, known)
+    assert any("counters.json" in problem.what for problem in store.verify().problems)
+    with pytest.raises(Corrupt, match=r"counters\.json"):
+        store.session("new").save({})
+    store.repair()
+    loads(store, filled(store, "new"), "new")
+    loads(store, known)
+    assert store.verify(read_data=True).ok
+
+
+def test_numbers_are_durable_when_they_are_given(opened, monkeypatch):
+    """Even where a commit is not: the same number must not be given again after a power loss."""
+    synced = []
+    sync = disk.sync_handle
+
+    def counted(handle):
+        synced.append(handle)
+        sync(handle)
+
+    monkeypatch.setattr(disk, "sync_handle", counted)
+    store = opened(durability="normal")
+    synced.clear()
+    store.backend.reserve("stream", 1)
+    assert len(synced) == 2
