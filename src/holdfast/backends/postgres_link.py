@@ -153,7 +153,7 @@ class Target(NamedTuple):
             raise InvalidRequest(
                 "not a PostgreSQL address", hint="postgresql://user:password@host:5432/database"
             ) from None
-        wait = str(max(2, min(10, int(timeout))))
+        wait = str(max(2, min(10, int(timeout / 3))))  # libpq knows nothing shorter
         defaults: dict[str, Any] = {
             "application_name": "holdfast",
             "connect_timeout": wait,
@@ -183,9 +183,11 @@ class Target(NamedTuple):
         link.patience = self.timeout + 1.0  # the server says itself that it takes too long
         normal = self.durability == "normal"
         limit, lock = f"{self.timeout * 1000:.0f}", f"{max(self.lock_timeout * 1000, 1):.0f}"
+        link.deadline = time.monotonic() + max(self.timeout / 3, 1.0)  # time for another try
         link.execute(_SETTINGS, (self.schema, limit, lock, normal))
         if self.read_only:
             link.execute("SET default_transaction_read_only = on")
+        link.deadline = None
 
     def connect(self) -> Link:
         link = Link.connect(**self.kwargs)
