@@ -120,7 +120,7 @@ def original_or_error(url: str, known: Subject) -> list[str]:
     for name in known.paths.keys() - {"main"}:  # a save must not make it worse
         (latest,) = known.ledger.heads[name]
         talk.ask(f"load {name} after a save", _load, store, name, None, expect=latest)
-    # In a damaged file SQLite may write over what it can no longer see; then it is an error to load.
+    # In a damaged file SQLite may write over what it no longer sees: then loading that is an error.
     if url.startswith("files:") and (lost := loaded - _loadable(store, known)):
         talk.found.append(f"a save makes it worse: {min(lost)} does not load any more")
     talk.ask("close", store.close, expect=None)
