@@ -50,6 +50,12 @@ def lossy(server: servers.Server, url: str, steps: int, **more: Any) -> postgres
     return report
 
 
+def caught(what: str, *arguments: Any, **more: Any) -> bool:
+    """Whether one of a few campaigns finds something: what a proxy loses is a matter of chance."""
+    reports = (lossy(*arguments, seed=seed * 100, **more) for seed in range(5))
+    return any(what in found for report in reports for found in report.failures)
+
+
 # -- lost questions and answers --------------------------------------------------------------------
 
 
@@ -65,8 +71,7 @@ def test_mutant_that_takes_an_echo_for_a_conflict(server, url):
     def sabotage() -> None:
         patch.object(postgres_writer, "landed", return_value=False).start()
 
-    report = lossy(server, url, 150, sabotage=sabotage)
-    assert any("HeadMoved" in found for found in report.failures), str(report)
+    assert caught("HeadMoved", server, url, 150, sabotage=sabotage)
 
 
 def test_mutant_that_takes_a_cut_for_a_success(server, url):
@@ -90,8 +95,7 @@ def test_mutant_that_gives_up_at_once(server, url):
     def sabotage() -> None:
         patch.object(postgres_backend, "is_cut", return_value=False).start()
 
-    report = lossy(server, url, 100, sabotage=sabotage)
-    assert any("never acknowledged" in found for found in report.failures), str(report)
+    assert caught("never acknowledged", server, url, 100, sabotage=sabotage)
 
 
 # -- dying backends and servers --------------------------------------------------------------------

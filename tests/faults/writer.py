@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast import ids
 
 from . import ledger, workload
 from .workload import State, Step
@@ -130,8 +131,9 @@ class Writer:
                 return
             self.begin(step.into, line.state)
             handle = line.handle.fork(step.into)
-            self.lines[step.into] = Line([(handle.head.id, line.state)], handle)
-            self.ack(step.into, handle.head.id)
+            id_ = ids.to_text(handle._writer.tip.id)  # which asks nobody, who might not answer
+            self.lines[step.into] = Line([(id_, line.state)], handle)
+            self.ack(step.into, id_)
         else:
             after, arguments = workload.next_state(step, line.state, self.rng)
             self.begin(step.session, after)
