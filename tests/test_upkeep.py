@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention, verify
-from holdfast.backends import sqlite_file
+from holdfast.backends import disk, sqlite_file
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.errors import (
@@ -152,7 +152,8 @@ def test_a_backup_that_fails_leaves_nothing(
     sqlite: Home, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sqlite.filled(3)
-    real = getattr(sqlite_file, where)
+    module: Any = disk if where == "sync" else sqlite_file
+    real = getattr(module, where)
 
     def fail(*args: Any, **more: Any) -> Any:
         if sqlite.path not in args and sqlite.folder not in args:
@@ -160,7 +161,7 @@ def test_a_backup_that_fails_leaves_nothing(
         return real(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_file, where, fail)
+        patch.setattr(module, where, fail)
         with pytest.raises(Unavailable):
             sqlite.store.backup(tmp_path / "copy.db")
         _no_copy(sqlite)

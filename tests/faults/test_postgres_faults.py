@@ -103,7 +103,7 @@ def test_mutant_that_gives_up_at_once(server, url):
 
 def test_backends_are_terminated_during_saves(server, url, rounds):
     terminate = postgres.Terminator(server.url)
-    often = postgres.often(terminate, least=0.0, most=0.02)
+    often = postgres.often(terminate, least=0.0, most=0.06)
     report = postgres.campaign(url, rounds(150, torture=20_000), meanwhile=often)
     terminate.close()
     report.faults = terminate.count
