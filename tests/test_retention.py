@@ -540,6 +540,8 @@ def kept_small(home: Home, saves: int, rule: Retention) -> tuple[int, int, int]:
     counts, sizes = [], []
     for i in range(saves):
         session.save({"i": i, "raw": random.Random(i).randbytes(1_500)})
+        assert store.tidier is not None
+        store.tidier.wait()  # how soon that thread gets its turn is not the question here
         if i % 20 == 19:
             counts.append(len(session))
             sizes.append(home.size())
