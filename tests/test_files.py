@@ -6,6 +6,7 @@ import shutil
 import threading
 import unicodedata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -495,3 +496,40 @@ def test_numbers_are_durable_when_they_are_given(opened, monkeypatch):
     synced.clear()
     store.backend.reserve("stream", 1)
     assert len(synced) == 2
+
+
+# -- many sessions ---------------------------------------------------------------------------------
+
+
+def test_a_new_session_reads_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holdfast.open(f"files:{tmp_path}/s", create=True, durability="normal") as store:
+        assert isinstance(store.backend, FilesBackend)
+        catalog = store.backend._home.catalog
+        read, scanned = Mock(wraps=files_catalog._identify), Mock(wraps=catalog._scan)
+        monkeypatch.setattr(files_catalog, "_identify", read)
+        monkeypatch.setattr(catalog, "_scan", scanned)
+        for i in range(40):
+            store.session(f"s{i}").append("m", i)
+        assert read.call_count == 40
+        assert scanned.call_count < 4
+        store.session("s3").delete()
+        store.gc()
+        assert scanned.call_count < 20
+
+
+def test_others_see_a_session_made_within_one_tick(tmp_path: Path) -> None:
+    """The time of a folder does not tell it: that of many file systems goes in steps of 4 ms."""
+    url = f"files:{tmp_path}/s"
+    folder = tmp_path / "s" / "sessions"
+    with holdfast.open(url, create=True) as one, holdfast.open(url) as other:
+        other.session("mine").append("m", 0)
+        before = folder.stat().st_mtime_ns
+        one.session("new").append("m", 1)
+        os.utime(folder, ns=(before, before))
+        assert other.session("new").load() == {"m": [1]}
+        before = folder.stat().st_mtime_ns
+        one.session("new").delete()
+        one.gc()
+        one.session("new").append("m", 2)
+        os.utime(folder, ns=(before, before))
+        assert other.session("new").load() == {"m": [2]}

@@ -7,7 +7,9 @@ import re
 import threading
 import time
 import unicodedata
-from contextlib import suppress
+from collections import Counter
+from contextlib import contextmanager, suppress
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
@@ -17,6 +19,7 @@ from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
 from holdfast.errors import UNREADABLE, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SESSION, CHECKPOINTS, STREAMS, LOCK = "session.json", "checkpoints", "streams", "lock"
@@ -61,13 +64,20 @@ class Folder(NamedTuple):
 
 
 class Catalog:
-    """All folders of sessions, read once and looked at again when something was added."""
+    """All folders of sessions, read once and looked at again when something was added.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    Who makes, renames or removes one says so first, by a new token in the file `turns`; people who
+    copy folders are known by the time of the folder around them.
+    """
+
+    def __init__(self, root: Path, turns: Path) -> None:
+        self.root, self._turns = root, turns
         self.reset_lock()
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[bytes, int, int] | None = None
+        """When nothing has changed since."""
         self._folders: dict[str, Folder | None] = {}
+        self._folded: Counter[str] = Counter()
+        """Their names, as the least exact of file systems compares them."""
         self._numbers: dict[int, Folder] = {}
         self._names: dict[bytes, list[int]] = {}
         self._ledgers: dict[int, Ledger] = {}
@@ -78,15 +88,40 @@ class Catalog:
     def reset_lock(self) -> None:
         self._lock = threading.RLock()
 
-    def refresh(self, *, force: bool = False) -> None:
+    def refresh(self, *, force: bool = False, alone: bool = False) -> None:
+        """Look again if something has changed; `alone` if nobody else may change anything now."""
         with self._lock:
-            status = os.stat(self.root)
-            seen = (status.st_ino, status.st_mtime_ns)
-            settled = time.time_ns() - status.st_mtime_ns > _SETTLED * 1e9
-            if seen == self._seen and not force:
-                return
-            self._scan()
-            self._seen = seen if settled else None
+            now = self._now()
+            if now != self._seen or force:
+                settled = time.time_ns() - now[2] > _SETTLED * 1e9
+                self._scan()
+                self._seen = now if settled or alone else None
+
+    def _now(self) -> tuple[bytes, int, int]:
+        try:
+            token = self._turns.read_bytes()
+        except FileNotFoundError:
+            token = b""
+        status = os.stat(self.root)
+        return token, status.st_ino, status.st_mtime_ns
+
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """One folder changes, by somebody who has the lock of names; no other need be read."""
+        with self._lock:
+            self.refresh(alone=True)
+            self._seen = None  # should it fail
+            handle = os.open(self._turns, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(handle, token_bytes(12), 0)
+            finally:
+                os.close(handle)
+        yield
+        with self._lock:
+            self._drop(name)
+            if os.path.lexists(self.root / name):
+                self._add(name, _version(f"{self.root}/{name}/{SESSION}"))
+            self._seen = self._now()
 
     def _scan(self) -> None:
         names = {e.name for e in os.scandir(self.root) if not e.name.startswith(".")}
@@ -104,18 +139,26 @@ class Catalog:
         if other is not None and other.path.name in _places(other.identity):
             identity = None  # a copy that somebody made
         if identity is None:
-            self._folders[name] = None
+            self._put(name, None)
             return
         if other is not None:
             self._drop(other.path.name)
-            self._folders[other.path.name] = None
-        self._folders[name] = folder = Folder(self.root / name, identity, version)
+            self._put(other.path.name, None)
+        folder = Folder(self.root / name, identity, version)
+        self._put(name, folder)
         self._numbers[identity.number] = folder
         for each in identity.names:
             self._names.setdefault(each, []).append(identity.number)
 
+    def _put(self, name: str, folder: Folder | None) -> None:
+        self._folders[name] = folder
+        self._folded[fold(name)] += 1
+
     def _drop(self, name: str) -> None:
-        folder = self._folders.pop(name, None)
+        if name not in self._folders:
+            return
+        folder = self._folders.pop(name)
+        self._folded[fold(name)] -= 1
         if folder is not None:
             number = folder.identity.number
             self._numbers.pop(number, None)
@@ -210,6 +253,7 @@ class Catalog:
         with self._lock:
             self._ledgers.clear()
             self._folders.clear()
+            self._folded.clear()
             self._numbers.clear()
             self._names.clear()
             self.refresh(force=True)
@@ -250,8 +294,9 @@ class Catalog:
         plain = self.root / escaped
         if is_too_long(escaped):
             return self.root / f"{shortened(escaped)}~{number}"
-        taken = {fold(entry) for entry in os.listdir(self.root)}
-        return self.root / f"{escaped}~{number}" if fold(plain.name) in taken else plain
+        with self._lock:
+            taken = self._folded[fold(escaped)] > 0
+        return self.root / f"{escaped}~{number}" if taken else plain
 
 
 def _places(identity: Identity) -> set[str]:

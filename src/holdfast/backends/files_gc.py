@@ -153,15 +153,15 @@ def _compact(home: Home, path: Path) -> None:
         if path.name.startswith(disk.TEMPORARY):  # nobody makes one now
             shutil.rmtree(path)
             return
-        home.catalog.refresh(force=True)
+        home.catalog.refresh(alone=True)
         number = home.catalog.number_of(path.name)
         if number is None and not home.catalog.is_over(path.name):
             return  # damaged, or none of ours
         with disk.locked(path / LOCK, home.timeout):
             ledger = None if number is None else home.catalog.ledger(number)
             if ledger is None or not ledger.there:
-                _remove(path, durable=home.durable)
-                home.catalog.refresh(force=True)
+                with home.catalog.changing(path.name):
+                    _remove(path, durable=home.durable)
                 return
             for folder in (path, path / CHECKPOINTS, path / STREAMS):
                 for draft in folder.glob(f"{disk.TEMPORARY}*"):

@@ -56,7 +56,7 @@ class Home:
 
     def __init__(self, root: Path, *, durable: bool, timeout: float) -> None:
         self.root, self.durable, self.timeout = root, durable, timeout
-        self.catalog = Catalog(root / SESSIONS)
+        self.catalog = Catalog(root / SESSIONS, root / LOCKS / "turns")
         self.streams = Streams()
         self.refuse = Refuse()
         self._settled: set[Path] = set()
@@ -186,7 +186,7 @@ def commit(home: Home, change: Change) -> None:
     with ExitStack() as stack:
         if change.create is not None or notes.rename is not None:
             stack.enter_context(home.names())
-            home.catalog.refresh(force=True)
+            home.catalog.refresh(alone=True)
         if change.create is not None:
             _check_name(home, change.create[0])
             _make_folder(home, session, change.create, notes.origin)
@@ -278,18 +278,17 @@ def _make_folder(
     if known is not None and known.identity.names == (name,):
         home.settle(known.path)
         return  # of an attempt that failed
-    root = home.catalog.root
-    draft = root / f"{disk.TEMPORARY}{token_hex(8)}"
-    os.mkdir(draft, 0o700)
-    os.mkdir(draft / CHECKPOINTS, 0o700)
-    os.mkdir(draft / STREAMS, 0o700)
-    identity = Identity(session, (name,), row, origin)
-    disk.replace(draft / SESSION, identity.show(), durable=home.durable)
     place = home.catalog.place(session, name)
-    os.rename(draft, place)
+    with home.catalog.changing(place.name):
+        draft = place.parent / f"{disk.TEMPORARY}{token_hex(8)}"
+        os.mkdir(draft, 0o700)
+        os.mkdir(draft / CHECKPOINTS, 0o700)
+        os.mkdir(draft / STREAMS, 0o700)
+        identity = Identity(session, (name,), row, origin)
+        disk.replace(draft / SESSION, identity.show(), durable=home.durable)
+        os.rename(draft, place)
     home._settled.discard(place)
     home.settle(place)
-    home.catalog.refresh(force=True)
 
 
 def _announce(home: Home, ledger: Ledger, name: bytes) -> None:
@@ -298,9 +297,8 @@ def _announce(home: Home, ledger: Ledger, name: bytes) -> None:
     if folder is not None and name not in folder.identity.names:
         names = (*folder.identity.names, name)
         identity = folder.identity._replace(names=names)
-        disk.replace(folder.path / SESSION, identity.show(), durable=home.durable)
-        os.utime(home.catalog.root)
-        home.catalog.refresh(force=True)
+        with home.catalog.changing(folder.path.name):
+            disk.replace(folder.path / SESSION, identity.show(), durable=home.durable)
 
 
 def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
