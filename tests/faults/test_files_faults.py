@@ -123,7 +123,9 @@ def test_mutant_that_does_not_sync(lacking):
 
 
 @pytest.mark.tools("strace")
-@pytest.mark.parametrize("mutant", ["renames_before_it_syncs", "logs_before_it_writes"])
+@pytest.mark.parametrize(
+    "mutant", ["renames_before_it_syncs", "logs_before_it_writes", "frees_before_it_says_so"]
+)
 def test_mutant_that_syncs_too_late(mutant):
     script = "short" if mutant.startswith("renames") else "tidy"  # which has items
     report = powerloss.campaign(recorded(script, program=("careless", mutant)), states=150)
