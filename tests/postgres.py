@@ -91,6 +91,11 @@ class Server:
                 assert time.monotonic() < end, (self.folder / "log").read_text()
                 time.sleep(0.02)
 
+    def revive(self) -> None:
+        """Start it again if it was left dead."""
+        if self._process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         """As a power cut would end it, but for what the system still writes."""
         children = subprocess.run(

@@ -110,13 +110,18 @@ def _strays(url: str, ledger: Ledger) -> Iterator[str]:
 
 
 @contextmanager
-def often(act: Callable[[], None], *, least: float, most: float) -> Iterator[None]:
-    """Do something at random moments for as long as this lasts."""
+def often(act: Callable[[], None], *, least: float, most: float, times: int) -> Iterator[None]:
+    """Do something at random moments for as long as this lasts, but only so many times.
+
+    On a machine that is busy, those who are disturbed would never be done otherwise.
+    """
     stopped = threading.Event()
     rng = random.Random(0)
 
     def run() -> None:
-        while not stopped.wait(rng.uniform(least, most)):
+        for _ in range(times):
+            if stopped.wait(rng.uniform(least, most)):
+                return
             act()
 
     thread = threading.Thread(target=run)

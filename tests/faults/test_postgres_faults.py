@@ -33,7 +33,9 @@ def server() -> Iterator[servers.Server]:
 @pytest.fixture
 def url(server: servers.Server) -> Iterator[str]:
     name = f"faults {os.urandom(4).hex()}"
+    server.revive()
     yield f"{server.url}?schema={name.replace(' ', '%20')}"
+    server.revive()
     with servers.admin(server.url) as link:
         link.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE'.encode())
 
@@ -103,7 +105,7 @@ def test_mutant_that_gives_up_at_once(server, url):
 
 def test_backends_are_terminated_during_saves(server, url, rounds):
     terminate = postgres.Terminator(server.url)
-    often = postgres.often(terminate, least=0.0, most=0.06)
+    often = postgres.often(terminate, least=0.0, most=0.06, times=rounds(120, torture=50_000))
     report = postgres.campaign(url, rounds(150, torture=20_000), meanwhile=often)
     terminate.close()
     report.faults = terminate.count
@@ -115,7 +117,7 @@ def test_backends_are_terminated_during_saves(server, url, rounds):
 def test_the_server_is_killed_during_commits(server, url, rounds):
     crash = postgres.Crash(server)
     steps = rounds(150, torture=5_000)
-    often = postgres.often(crash, least=0.2, most=0.6)
+    often = postgres.often(crash, least=0.2, most=0.6, times=rounds(8, torture=2_000))
     report = postgres.campaign(url, steps, meanwhile=often)
     report.faults = crash.count
     print(report)
@@ -126,7 +128,7 @@ def test_the_server_is_killed_during_commits(server, url, rounds):
 def test_mutant_that_does_not_wait_for_the_disk(server, url):
     """Acknowledged before it is in the log, it does not outlive the server."""
     crash = postgres.Crash(server)
-    often = postgres.often(crash, least=0.2, most=0.4)
+    often = postgres.often(crash, least=0.2, most=0.4, times=40)
     report = postgres.campaign(url, 150, durability="normal", meanwhile=often, seconds=30.0)
     print(report)
     assert crash.count
