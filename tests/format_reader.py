@@ -21,8 +21,8 @@ import zstandard
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER, TOMB, GAP = (
-    n * GOLDEN & MASK for n in range(1, 11)
+CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER, TOMB, GAP, LEASE, JOURNAL = (
+    n * GOLDEN & MASK for n in range(1, 13)
 )
 ZSTD, MANY, REFS, ENCRYPTED = 1, 2, 4, 128
 MIB = 1 << 20
@@ -301,11 +301,11 @@ class Store:
         text = (name[9:] if deleted else name).decode("utf-8", "surrogatepass")
         return Session(num, text, deleted, created, agent, origin)
 
-    def head(self, number: int) -> list[int]:
-        """last, seq, operations, parent"""
+    def head(self, number: int) -> list[Any]:
+        """last, seq, operations, parent, lease"""
         (body,) = self._one("SELECT body FROM heads WHERE session = ?", number)
-        head: list[int] = decode(unseal(HEAD, number, body)[1])
-        must(len(head) == 4, "a head's row")
+        head: list[Any] = decode(unseal(HEAD, number, body)[1])
+        must(len(head) == 5, "a head's row")
         if not head[1]:
             self.seen.add("no head")
         return head
@@ -447,6 +447,28 @@ class Store:
             found.append((pos & 0xFFFFFFFF, kind, details))
         return found
 
+    # Runs
+
+    def lease(self, number: int) -> tuple[bytes, dict[str, Any]] | None:
+        """Token and facts."""
+        row = self._one("SELECT token, body FROM leases WHERE session = ?", number)
+        if row is None:
+            return None
+        self.seen.add("lease")
+        facts: dict[str, Any] = decode(unseal(LEASE, number, row[1])[1])
+        return row[0], facts
+
+    def journal(self, number: int) -> list[tuple[int, dict[str, Any]]]:
+        low, high = number << 32, number + 1 << 32
+        rows = self._all(
+            "SELECT pos, body FROM journal WHERE pos >= ? AND pos < ? ORDER BY pos", low, high
+        )
+        found = [(pos - low, decode(unseal(JOURNAL, pos, body)[1])) for pos, body in rows]
+        numbers = [n for n, _ in found]
+        must(numbers == [*range(numbers[0], numbers[-1] + 1)] if numbers else True, "the journal")
+        self.seen |= {facts["what"] for _, facts in found}
+        return found
+
     def facets(self) -> set[tuple[int, bytes, bytes]]:
         return set(self._all("SELECT kind, value, id FROM facets"))
 
@@ -454,7 +476,8 @@ class Store:
         """What the index for searches has to have of a checkpoint."""
         session = struct.pack(">Q", c.number)
         found = [(0, c.label, c.raw_id), *[(1, tag, c.raw_id) for tag in c.tags]]
-        for kind, short, id in ((2, "t", c.raw_id), (3, "s", c.raw_id), (4, "a", session)):
+        of_session = ((4, "a", session), (5, "c", session))
+        for kind, short, id in ((2, "t", c.raw_id), (3, "s", c.raw_id), *of_session):
             found.append((kind, c.fields.get(short), id))
         return {
             (kind, text.encode("utf-8", "surrogatepass"), id)

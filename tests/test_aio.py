@@ -120,7 +120,7 @@ def test_every_method_has_its_counterpart(kind, mirror):
         assert other is not None, f"{mirror.__name__}.{name} is missing"
         assert other.__doc__ or not member.__doc__
         function: Any = member.fget if isinstance(member, property) else member
-        if inspect.isgeneratorfunction(function) or name == "find":
+        if inspect.isgeneratorfunction(function) or name in ("find", "tree"):
             assert not inspect.iscoroutinefunction(other)
         else:
             assert inspect.iscoroutinefunction(other), name

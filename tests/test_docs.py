@@ -16,7 +16,7 @@ import pytest
 import holdfast
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/moving.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/moving.md", "docs/runs.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RAISES = re.compile(r"^(?P<code>[^#\s].*?)  #! (?P<error>\w+)$", re.MULTILINE)
 

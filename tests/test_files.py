@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 import holdfast
-from holdfast.backends import disk, files_catalog
+from holdfast.backends import disk, files_catalog, files_writer
 from holdfast.backends.files import FilesBackend
 from holdfast.errors import Corrupt, HeadMoved
 
@@ -533,3 +533,23 @@ def test_others_see_a_session_made_within_one_tick(tmp_path: Path) -> None:
         one.session("new").append("m", 2)
         os.utime(folder, ns=(before, before))
         assert other.session("new").load() == {"m": [2]}
+
+
+def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
+    """Between its line in the log and the note of its time nobody may find it."""
+    store, other = opened(), opened()
+    filled(store)
+    log = files_writer.Home.log
+    ages = []
+
+    def watched(self, ledger, entry):
+        log(self, ledger, entry)
+        if "lease" in entry:
+            with other.backend.reader() as reader:
+                ages.append(reader.lease(ledger.number).age)
+
+    monkeypatch.setattr(files_writer.Home, "log", watched)
+    with store.session("s").run():
+        pass
+    assert len(ages) == 2
+    assert max(ages) < 60

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import freeing, ids
 from holdfast.backends import sqlite_file
 from holdfast.codec import nodes, records, rows, values
-from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
+from holdfast.codec.records import AGENT, CHILD_OF, LABEL, STATUS, TAG, TRIGGER
 from tests.exact import same
 from tests.format_reader import Bad, Store
 from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
@@ -23,7 +23,7 @@ from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
 GOLDEN = Path(__file__).parent / "golden"
 ROWS = (
     rows.CHECKPOINT, rows.ITEMS, rows.BLOB, rows.HEAD, rows.SESSION, rows.MARK, rows.OPERATION,
-    rows.COUNTER, rows.TOMB, rows.GAP,
+    rows.COUNTER, rows.TOMB, rows.GAP, rows.LEASE, rows.JOURNAL,
 )  # fmt: skip
 DELETED = {"tombstone", "freed", "gap", "gap to another session", "deleted session"}
 
@@ -50,6 +50,7 @@ def compare(path: Path) -> set[str]:
                     check(reader, session, a, b)
                 if head:
                     compare_history(reader, number, session)
+            compare_runs(reader, store)
         check_hidden(reader)
     finally:
         reader.close()
@@ -84,6 +85,20 @@ def compare_history(reader: Store, number: int, session: holdfast.Session) -> No
     assert above == [c.ancestor for c in theirs]
 
 
+def compare_runs(reader: Store, store: holdfast.Store) -> None:
+    for name, number in reader.sessions().items():
+        entries = [facts for _, facts in reader.journal(number)]
+        tools = {f["key"]: f for f in entries if f["what"] == "started" and f["kind"] == "tool"}
+        assert {c.id: c.arguments for c in store.session(name).tool_calls()} == {
+            key: facts["arguments"] for key, facts in tools.items()
+        }
+        lease = reader.lease(number)
+        token = reader.head(number)[4]
+        assert token in (None, lease[0] if lease else None)
+        abandoned = {a.session: a.run for a in store.abandoned(halted=True)}
+        assert abandoned.get(name) == (lease[1]["run"] if lease and lease[1]["open"] else None)
+
+
 def check_hidden(reader: Store) -> None:
     """What holdfast does not show, but has to keep as it is; and the index that finds it all."""
     expected = set()
@@ -95,7 +110,7 @@ def check_hidden(reader: Store) -> None:
                 assert reader.record_hash(c, state_hash) == c.hash
     found = reader.facets()
     assert expected <= found
-    assert {f for f in found - expected if f[0] != AGENT} == set()
+    assert {f for f in found - expected if f[0] not in (AGENT, CHILD_OF)} == set()
 
 
 @pytest.fixture
@@ -488,12 +503,15 @@ def test_the_page_has_the_numbers():
     assert f"*n* ≤ {nodes.ROOT_KEYS}," in page
     for name, short in records.FIELDS.items():
         assert f"| `{short}` | {name} |" in page
-    kinds = ("checkpoint", "items", "blob", "head", "session", "mark", "operation", "counter")
-    for n, (name, kind) in enumerate(zip((*kinds, "tombstone", "gap"), ROWS, strict=True), start=1):
+    kinds = (
+        "checkpoint", "items", "blob", "head", "session", "mark", "operation", "counter",
+        "tombstone", "gap", "lease", "journal",
+    )  # fmt: skip
+    for n, (name, kind) in enumerate(zip(kinds, ROWS, strict=True), start=1):
         assert kind == n * 0x9E3779B97F4A7C15 % 2**64
         assert f"\n| {name} | {n} | " in page
-    facets = ("label", "tag", "trigger", "status", "agent")
-    for n, name in zip((LABEL, TAG, TRIGGER, STATUS, AGENT), facets, strict=True):
+    facets = ("label", "tag", "trigger", "status", "agent", "parent")
+    for n, name in zip((LABEL, TAG, TRIGGER, STATUS, AGENT, CHILD_OF), facets, strict=True):
         assert re.search(rf"\n\| {n} \| an? {name}\b", page)
     assert f"{freeing.DAY:,} seconds" in page
     assert ids.ALPHABET in page
@@ -609,10 +627,28 @@ def test_golden_store_goes_on(golden):
 
 
 def test_golden_store_by_the_page_alone(golden):
-    assert {"no head", *DELETED} <= compare(golden)
+    assert {"no head", "lease", "started", "done", "failed", *DELETED} <= compare(golden)
+
+
+def test_golden_run_goes_on(golden):
+    with holdfast.open(golden, create=False) as store:
+        child = store.session("run/child")
+        [asked] = store.pending()
+        assert (asked.key, asked.arguments, asked.state) == (
+            "approval", {"price": 100}, "waiting",
+        )  # fmt: skip
+        child.answer("approval", True)
+        with child.run() as run:
+            assert run.resumed
+            assert run.step("once", lambda: 8) == 7
+            assert run.wait_for("approval") is True
+        assert child.load() == {"n": 1}
+        assert [c.result for c in store.session("run").tool_calls()] == [2, 4]
+        assert store.session("run").usage().total == holdfast.Usage(20)
+        assert store.verify(read_data=True).ok
 
 
 def test_golden_stores_are_small():
     sizes = {p.name: p.stat().st_size for p in GOLDEN.glob("*.db")}
     assert sizes
-    assert max(sizes.values()) < 120_000, sizes
+    assert max(sizes.values()) < 150_000, sizes

@@ -185,7 +185,7 @@ def test_many_groups_with_many_interruptions() -> None:
     def save(worker: int) -> None:
         for n in range(200):
             with suppress(Interrupt):
-                group.join((worker, n))  # type: ignore[arg-type]
+                group.join((worker, n))
                 told.append((worker, n))
 
     threads = [threading.Thread(target=save, args=(n,), daemon=True) for n in range(8)]

@@ -165,7 +165,7 @@ META, SIZE, ROOT = 1, 3, 5  # where these are in a record
 
 def saved_record(session: holdfast.Session) -> tuple[int, bytes, list[Any]]:
     """Number, id and fields of a memory session's newest record."""
-    backend: Any = session._store.backend
+    backend: Any = session.store.backend
     number = session._writer.number
     assert number is not None
     seq = len(session)
@@ -396,7 +396,7 @@ def test_an_encrypted_row_is_refused_and_nothing_else():
     with pytest.raises(UnsupportedFormat):
         rows.unseal(rows.BLOB, 5, row(rows.BLOB, 5, b"x", rows.ENCRYPTED), "row")
     session = plant(b"\x81\xa1x\x01", {})
-    store = session._store
+    store = session.store
     store.session("neighbour").save({"fine": 1})
     held = store.backend._checkpoints[session._writer.number]
     id, _ = held[2]

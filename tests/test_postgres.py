@@ -692,7 +692,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 ACTS: dict[str, Callable[[holdfast.Session], Any]] = {
     "save": lambda s: s.save({"n": 1}),
     "append": lambda s: s.append("log", 1),
-    "first save": lambda s: s._store.session("new").save({"n": 1}),
+    "first save": lambda s: s.store.session("new").save({"n": 1}),
     "with a key": lambda s: s.save({"n": 1}, key="k", label="l", tags=["t"]),
     "fork": lambda s: s.fork("f"),
     "rewind": lambda s: s.rewind("@~1"),

@@ -52,9 +52,9 @@ def seqs(session: holdfast.Session) -> list[int]:
 
 def why(session: holdfast.Session, **rule: Any) -> dict[int, str]:
     """What a rule would take, with the reasons; that a dry run changes nothing, on the way."""
-    before = _rows(session._store)
+    before = _rows(session.store)
     plan = session.prune(Retention(**rule), dry_run=True)
-    assert _rows(session._store) == before
+    assert _rows(session.store) == before
     assert [v.checkpoint.seq for v in plan.verdicts] == seqs(session)
     assert {*plan.kept} | {*plan.removed} == {*plan.verdicts}
     return {v.checkpoint.seq: v.reason for v in plan.removed}

@@ -7,9 +7,9 @@ test_seed_living.py. What is held elsewhere or comes with a later capability, ro
 |-----|-----------------------------------------------------|--------------------------------------|
 | 12  | writes in place without fsync                       | tests/faults (power loss, kill, I/O) |
 | 17  | a stored path is trusted                            | importers: the engine stores none    |
-| 22  | EveryN fires for every event, at 0, with n = 0      | policies                             |
-| 30  | auto_checkpoint_interval is never read              | policies                             |
-| 35  | no test kills the process and resumes               | runs; saves alone: tests/faults      |
+| 22  | EveryN fires for every event, at 0, with n = 0      | test_seed_runs.py                    |
+| 30  | auto_checkpoint_interval is never read              | test_seed_runs.py                    |
+| 35  | no test kills the process and resumes               | test_seed_runs.py, tests/faults      |
 """
 
 import datetime as dt

@@ -62,3 +62,25 @@ def _by_name(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 def test_a_store_that_is_not_instrumented_has_plain_sessions() -> None:
     with holdfast.open("memory:") as store:
         assert type(store.session("s")) is holdfast.Session
+
+
+def test_runs_are_told_of() -> None:
+    spans, numbers = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    with holdfast.open("memory:") as store:
+        telemetry.instrument(store, tracers, MeterProvider([numbers]))
+        session = store.session("s")
+        with session.run() as run:
+            with pytest.raises(holdfast.SessionBusy), session.run():
+                pass
+            run.state["n"] = 1
+            run.halt("later")
+        with pytest.raises(holdfast.Fenced), session.run() as run:
+            with session.run(takeover=True):
+                pass
+            run.step("late", lambda: 1)
+    events = {p.attributes["holdfast.event"]: p.value for p in _by_name(numbers)["holdfast.leases"]}
+    assert events == {"taken": 1, "busy": 1, "given back": 2, "resumed": 1, "taken over": 1}
+    # The state to begin with, and what two runs ended with; one that is fenced saves nothing.
+    assert [s.name for s in spans.get_finished_spans()] == ["holdfast.save"] * 3

@@ -32,7 +32,9 @@ from contextvars import copy_context
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
+from holdfast.aruns import AsyncConversation, AsyncRun
 from holdfast.errors import InvalidRequest
+from holdfast.runs.run import RunCore
 from holdfast.session import Session
 from holdfast.store import Store
 from holdfast.store import open as open_store
@@ -41,7 +43,7 @@ from holdfast.watching import Watcher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 
-    from holdfast.model import Checkpoint
+    from holdfast.model import Checkpoint, ToolCall
     from holdfast.retention import Retention
     from holdfast.session import Revision
     from holdfast.transfer import Transferred
@@ -388,9 +390,11 @@ class AsyncStore(_Mirror[Store]):
         """Idempotent. Calls made before are finished; later ones raise InvalidRequest."""
         await self._workers.close(self.sync.close)
 
-    async def session(self, name: str, *, agent: str | None = None) -> AsyncSession:
+    async def session(
+        self, name: str, *, agent: str | None = None, parent: str | Session | None = None
+    ) -> AsyncSession:
         """A handle on the session of this name. Nothing is written until the first save."""
-        session = await self._workers.call(self.sync.session, name, agent=agent)
+        session = await self._workers.call(self.sync.session, name, agent=agent, parent=parent)
         return AsyncSession(session, self._workers)
 
     def _watcher(self) -> Watcher:
@@ -407,6 +411,8 @@ class AsyncStore(_Mirror[Store]):
     backup = _awaited(Store.backup)
     export = _awaited(Store.export)
     import_ = _awaited(Store.import_)
+    pending = _awaited(Store.pending)
+    abandoned = _awaited(Store.abandoned)
 
     @functools.wraps(Store.copy)
     async def copy(self, other: AsyncStore | Store, **options: Any) -> Transferred:
@@ -455,8 +461,27 @@ class AsyncSession(_Mirror[Session]):
         return await self._workers.call(len, self.sync)
 
     def _watcher(self) -> Watcher:
-        return Watcher(self.sync._store.backend, self.name)
+        return Watcher(self.sync.store.backend, self.name)
 
+    def run(self, **options: Any) -> AsyncRun:
+        """Run the session: `async with session.run() as run`; see Session.run."""
+        return AsyncRun(RunCore(self.sync, **options), self._workers.call)
+
+    async def conversation(self, **options: Any) -> AsyncConversation:
+        """The conversation in the session's state, or a new one; see Session.conversation."""
+        found = await self._lane.call(lambda: self.sync.conversation(**options))
+        return AsyncConversation(found, self._lane.call)
+
+    @property
+    def repaired(self) -> tuple[ToolCall, ...]:
+        """What the last load(repair=True) has closed."""
+        return self.sync.repaired
+
+    pending = _awaited(Session.pending)
+    tool_calls = _awaited(Session.tool_calls)
+    resolve = _awaited(Session.resolve)
+    answer = _awaited(Session.answer)
+    usage = _awaited(Session.usage)
     exists = _awaited(Session.exists)
     get = _awaited(Session.get)
     history = _paged(Session.history)

@@ -16,8 +16,18 @@ def boot_id() -> str:
         return ""
 
 
-def uptime() -> tuple[str, int]:
-    """The boot, and whole seconds since then, with sleep counted where the system does."""
+def elapsed() -> float:
+    """Seconds since the machine was booted, with sleep counted where the system does."""
     clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-    seconds = time.monotonic() if clock is None else time.clock_gettime(clock)
-    return boot_id(), int(seconds)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def uptime() -> tuple[str, int]:
+    """The boot, and whole seconds since then."""
+    return boot_id(), int(elapsed())
+
+
+def since(boot: str, then: float) -> float:
+    """Seconds since a moment of a boot; for ever, if that was another one, as far as is known."""
+    passed = elapsed() - then
+    return passed if boot == boot_id() and passed >= 0 else float("inf")

@@ -37,6 +37,8 @@ class Scene:
     raw_name: bytes
     row: bytes
     head: Head
+    lease: tuple[bytes, bytes] | None = None
+    """What becomes of the session's lease, if the head moves."""
 
     @property
     def next(self) -> int:

@@ -81,6 +81,26 @@ class Fenced(Conflict):
     """This worker's lease was taken over; nothing of its write landed."""
 
 
+class InDoubt(Conflict):
+    """A call was begun by a worker that is gone, and nobody knows whether it had its effect."""
+
+    def __init__(self, message: str, *, key: str, idempotency_key: str) -> None:
+        super().__init__(
+            message, hint=f"look, then session.resolve({key!r}, result=… | rerun=True | skip=True)"
+        )
+        self.key, self.idempotency_key = key, idempotency_key
+
+
+class StepChanged(Conflict):
+    """A recorded step is asked for again in another way: the code has changed since."""
+
+    default_hint = 'give the step on_change="reuse" or "rerun", or another name'
+
+
+class StepFailed(HoldfastError):
+    """A step has failed before the crash, in the words of its own error."""
+
+
 class Corrupt(HoldfastError):
     """Stored bytes are not what was written. They are never returned as data."""
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import clock, lineage
 from holdfast.backends.base import Sweep
 from holdfast.codec import records
-from holdfast.codec.records import AGENT, LABEL, TAG, Gap
+from holdfast.codec.records import LABEL, TAG, Gap
 from holdfast.errors import UNREADABLE
+from holdfast.leases import Held
 from holdfast.lineage import Place
 from holdfast.live import Spans, all_rows
+from holdfast.runs.journal import all_calls, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +62,11 @@ class Tree:
         self.session = session
         self._row, self._head = lineage.read_head(reader, session)
         self._known: dict[int, _Known] = {}
-        self._agents: set[str] = set()
+        self._facets: set[tuple[int, bytes, bytes]] = set()
         for seq, id, body in all_rows(reader, session):
             try:
                 record = records.unseal_checkpoint(session, seq, id, body).record
-                if "agent" in record.extra:
-                    self._agents.add(record.extra["agent"])
+                self._facets.update(records.session_facets(session, record.extra))
                 parent = lineage.parent_of(reader, Place(session, seq), record)
                 self._known[seq] = _Known(id, parent, record.hash, record)
             except UNREADABLE:
@@ -118,14 +119,43 @@ class Tree:
             rows.append((session, 0, None, records.seal_freed(session, self._freed.all())))
         self._gap_rows.update({q: row for s, q, _, row in rows if s == session})
         last = self.remove is not None and not self.due
+        journal = 0 if self.due or last else self._journal_from(reader, going)
         if last:
-            number = session.to_bytes(8, "big")
-            facets += [(AGENT, records.encode_name(agent), number) for agent in self._agents]
+            facets += sorted(self._facets)
         freed = [(seq, self._known.pop(seq).id) for seq in batch]
         return Sweep(
             session, self._row, known_gaps, forks, below,
-            freed, keys, facets, rows, self.remove if last else None,
+            freed, keys, facets, rows, journal, self.remove if last else None,
         )  # fmt: skip
+
+    def _journal_from(self, reader: Reader, going: set[int]) -> int:
+        """The number below which no entry of the journal matters any more.
+
+        What is in doubt stays, and the calls of turns of which a checkpoint stays.
+        """
+        last = reader.last_entry(self.session)
+        if not last:
+            return 0
+        turns: dict[str, int] = {}
+        for seq, known in self._known.items():
+            if known.record is None:
+                return 0
+            run, turn, _ = known.record.extra.get("run", ("", 0, None))
+            if seq not in going:
+                turns[run] = min(turn, turns.get(run, turn))
+        try:
+            lease = reader.lease(self.session)
+            if lease is not None and (held := Held.read(lease)).open:
+                turns[held.run] = 0
+            calls = all_calls(read(reader, self.session)).all.values()
+        except UNREADABLE:
+            return 0
+        kept = [
+            call.number
+            for call in calls
+            if call.outcome == "started" or (call.run in turns and call.turn >= turns[call.run])
+        ]
+        return min(kept, default=last + 1)
 
     def _entries(
         self, reader: Reader, batch: list[int]

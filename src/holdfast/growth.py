@@ -253,7 +253,7 @@ def grow(
     body = records.seal_checkpoint(
         number, seq, id, meta, digest, line, state_size, added, root, skip
     )
-    new_head = _new(Head, (seq, seq, head.operations, parent_seq))
+    new_head = _new(Head, (seq, seq, head.operations, parent_seq, writer.lease))
     sealed = b"\x00" + packb([*new_head])
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
     notes = None

@@ -13,7 +13,7 @@ from holdfast.model import DAMAGED, Checkpoint, Operation, Record
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.backends.base import Reader
+    from holdfast.backends.base import Backend, Reader
 
 PAGE = 256
 
@@ -391,3 +391,16 @@ def _present(low: int, high: int, gone: list[tuple[int, int]]) -> Iterator[int]:
             yield from range(low, min(start, high))
             low = max(low, stop)
     yield from range(low, high)
+
+
+def tree(backend: Backend, raw_name: bytes, name: str) -> Iterator[Checkpoint]:
+    """Every checkpoint of a session, a page at a time, so that no view stays open meanwhile."""
+    low = 1
+    while True:
+        with backend.reader() as reader:
+            found = reader.session(raw_name)
+            last = newest(reader, found[0]) if found else 0
+            if found is None or low > last:
+                return
+            page, low = listing(reader, found[0], name, low, last)
+        yield from page

@@ -40,6 +40,15 @@ class ToolCall:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
+class RunMark(NamedTuple):
+    """Where in a run a checkpoint was taken."""
+
+    id: str
+    turn: int
+    base: int | None
+    """The seq of the checkpoint that the turn goes back to; None at the end of a turn."""
+
+
 class Record(NamedTuple):
     """What a checkpoint's row holds, read but not yet dressed up."""
 
@@ -190,6 +199,17 @@ class Checkpoint:
     def key(self) -> str | None:
         """An external id, unique in the session."""
         return self._record.extra.get("key")
+
+    @property
+    def child_of(self) -> str | None:
+        """The session that this one works for."""
+        return self._record.extra.get("child_of")
+
+    @property
+    def run(self) -> RunMark | None:
+        """The run that took it, if one did."""
+        found = self._record.extra.get("run")
+        return None if found is None else RunMark(*found)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast import clock, lineage
+from holdfast import clock, leases, lineage
 from holdfast import retention as retaining
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
@@ -57,12 +57,19 @@ class Operator:
                 effect = plan(scene)
                 if effect is None:
                     raise _NothingToDo
+                if effect.head is not None:
+                    self._end_run(scene)
                 done = self._draft(scene, kind, effect)
             try:
                 if self._commit(done, scene, effect):
                     return done
             except Gone:
                 gone = _bear(gone)
+
+    def _end_run(self, scene: Scene) -> None:
+        """What moves the head, or takes the session away, must not happen below a run at work."""
+        leases.check_free(scene.reader, scene.number, self._writer.name, scene.head)
+        scene.lease = leases.closed(scene.reader, scene.number)
 
     def _draft(self, scene: Scene, kind: str, effect: Effect) -> Operation:
         """What will be logged."""
@@ -76,12 +83,15 @@ class Operator:
     def _commit(self, done: Operation, scene: Scene, effect: Effect) -> bool:
         """False if the session is not as it was when this was planned."""
         head = scene.head._replace(operations=scene.next)
-        tip = effect.tip
-        if effect.head is not None and effect.head != head.seq:
-            near = tip.parent_seq if isinstance(tip, Tip) else None
-            head = head._replace(seq=effect.head, parent=near)
+        tip, notes = effect.tip, effect.notes
+        if effect.head is not None:
+            notes = notes | {"lease": scene.lease}
+            head = head._replace(lease=None)
+            if effect.head != head.seq:
+                near = tip.parent_seq if isinstance(tip, Tip) else None
+                head = head._replace(seq=effect.head, parent=near)
         try:
-            row = self._writer.operation(scene.number, scene.row, head, done, **effect.notes)
+            row = self._writer.operation(scene.number, scene.row, head, done, **notes)
         except Moved:
             return False
         if effect.head is not None:  # nothing is read for it, as that could fail
@@ -136,6 +146,8 @@ class Operator:
                 raise InvalidRequest(
                     "the head cannot be deleted", hint="rewind() first, or delete() the session"
                 )
+            if seq in leases.needed(scene.reader, scene.number, scene.head):
+                raise InvalidRequest("a run that was interrupted goes on from that checkpoint")
             return forward(scene, "delete", {"runs": [[seq, seq + 1]], "held": []})
 
         return self.run("delete", plan)
@@ -153,6 +165,8 @@ class Operator:
                 if dry_run or (plan.whole is None and not plan.removed):
                     return plan
                 effect = _carry_out(scene, plan)
+                if effect.head is not None:
+                    self._end_run(scene)
                 done = self._draft(scene, "prune" if plan.whole is None else "delete", effect)
             if automatic and plan.whole is None:
                 change = Change(scene.number, scene.row, scene.row, notes=Notes(**effect.notes))

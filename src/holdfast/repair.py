@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import ids, lineage
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
-from holdfast.codec.records import AGENT, Head
+from holdfast.codec.records import Head
 from holdfast.errors import UNREADABLE, Corrupt
 from holdfast.freeing import Tree
 from holdfast.lineage import Place
@@ -210,9 +210,7 @@ def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:
             if reader.find_key(number, key) != seq:
                 keys.append((key, seq))
         wanted = records.facets(id, record.extra)
-        if "agent" in record.extra:
-            agent = records.encode_name(record.extra["agent"])
-            wanted.append((AGENT, agent, number.to_bytes(8, "big")))
+        wanted += records.session_facets(number, record.extra)
         facets += [f for f in wanted if f not in seen and not _listed(reader, *f)]
         seen.update(wanted)
     for seq, kind, value, _ in reader.marks(number, 0, records.MAX_SEQ):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast import lineage
+from holdfast import leases, lineage
 from holdfast.codec import records
 from holdfast.errors import InvalidRequest
 from holdfast.model import Checkpoint
@@ -143,8 +143,14 @@ def plan(
         if idle > seconds(rule.session_ttl, "session_ttl") * 1e6:
             return Plan(name, (), f"nothing was saved for {rule.session_ttl}")
     forks = {seq for seq, _ in reader.forks(session, 1, records.MAX_SEQ)}
+    bases = leases.needed(reader, session, head)
     chosen = _chosen(found, rule)
-    verdicts = [_verdict(c, head, forks, chosen, rule, now_us) for c in found]
+    verdicts = [
+        Verdict(c, keep=True, reason="a run goes on from it", protected=True)
+        if c.seq in bases and c.seq != head.seq
+        else _verdict(c, head, forks, chosen, rule, now_us)
+        for c in found
+    ]
     if rule.max_bytes is not None:
         verdicts = _within(verdicts, rule.max_bytes, "max_bytes")
     return Plan(name, tuple(verdicts))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast import blame as blaming
 from holdfast import diff as differing
 from holdfast import fields as fielding
-from holdfast import lineage
+from holdfast import lineage, paths
 from holdfast.codec import load as loading
 from holdfast.codec import patch as patching
 from holdfast.codec import values
@@ -21,10 +21,12 @@ from holdfast.errors import (
     SessionExists,
 )
 from holdfast.lineage import Place
-from holdfast.model import Checkpoint, Operation
+from holdfast.model import Checkpoint, Operation, ToolCall
 from holdfast.models import revive
 from holdfast.operations import Operator
 from holdfast.revisions import Resolver
+from holdfast.runs import messages as talking
+from holdfast.runs.handles import Running
 from holdfast.source import StoredSource
 from holdfast.watching import Watcher
 from holdfast.writing import Tip, Writer
@@ -45,10 +47,11 @@ if TYPE_CHECKING:
     Revision = str | Checkpoint
     Path = str | tuple[str, ...]
 
+_log = logging.getLogger("holdfast")
 M = TypeVar("M")
 
 
-class Session:
+class Session(Running):
     """A handle. Nothing is written until the first save.
 
     A handle expects the head that it last loaded, saved or refreshed; a save onto another head
@@ -56,14 +59,23 @@ class Session:
     """
 
     def __init__(
-        self, store: Store, name: str, agent: str | None = None, reader: Reader | None = None
+        self,
+        store: Store,
+        name: str,
+        agent: str | None = None,
+        reader: Reader | None = None,
+        parent: str | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a session's name must be a non-empty string, not {name!r}")
         if agent is not None:
             fielding.check_text("agent", agent)
-        self.name, self.agent = name, agent
-        self._store = store
+        if parent is not None:
+            fielding.check_text("parent", parent)
+        self.name, self.agent, self.parent = name, agent, parent
+        self.repaired: tuple[ToolCall, ...] = ()
+        """What the last load(repair=True) has closed."""
+        self.store = store
         self.tidy_at: int | None = None
         """The seq from which on the store's own retention looks at this session again."""
         self._lock = threading.RLock()
@@ -93,23 +105,32 @@ class Session:
         checkpoint, to which the head moves.
         """
         try:
-            label, tags, extra = self._fields(fields)
             with self._lock:
-                writer = self._writer
-                if parent is None and not (label or tags):
-                    checkpoint = writer.save(state, extra)
-                    if checkpoint is not None:
-                        return self._saved(checkpoint)
                 tip = None if parent is None else self._parent(parent)
-                return self._saved(
-                    writer.checkpoint(
-                        "save", lambda old, out: lay_out(state, old, out), extra, label, tags, tip
-                    )
-                )
+                return self._save(state, tip, *self._fields(fields))
         except NotSerializable:
             values.check(state, "state")  # raises again, with the whole path
             values.check(fields, "fields")
             raise
+
+    def _save(
+        self,
+        state: Any,
+        parent: Tip | None,
+        label: str | None,
+        tags: tuple[str, ...],
+        extra: dict[str, Any],
+    ) -> Checkpoint:
+        writer = self._writer
+        if parent is None and not (label or tags):
+            checkpoint = writer.save(state, extra)
+            if checkpoint is not None:
+                return self._saved(checkpoint)
+        return self._saved(
+            writer.checkpoint(
+                "save", lambda old, out: lay_out(state, old, out), extra, label, tags, parent
+            )
+        )
 
     def append(self, path: Path, *items: Any, **fields: Unpack[Fields]) -> Checkpoint:
         """Add items to the list at `path`; nothing else of the state is touched or encoded."""
@@ -123,14 +144,14 @@ class Session:
                         return self._saved(checkpoint)
                 if not items:
                     raise InvalidRequest("append() needs at least one item")
-                where = _path(path)
+                where = paths.parse(path)
 
                 def build(old: Node | None, out: Writes) -> Node:
                     return patching.append(old, where, items, out)
 
                 return self._saved(writer.checkpoint("append", build, extra, label, tags))
         except NotSerializable:
-            values.check(items, f"new items of {_dotted(_path(path))}")
+            values.check(items, f"new items of {differing.dotted(paths.parse(path))}")
             values.check(fields, "fields")
             raise
 
@@ -147,15 +168,15 @@ class Session:
         A path is a key of the state, or a tuple of keys.
         """
         grown, assigned = dict(append or {}), dict(set or {})
-        _check_deltas(grown, assigned, drop)
+        paths.check_deltas(grown, assigned, drop)
 
         def build(node: Node | None, out: Writes) -> Node:
             for path, value in assigned.items():
-                node = patching.assign(node, _path(path), value, out)
+                node = patching.assign(node, paths.parse(path), value, out)
             for path, items in grown.items():
-                node = patching.append(node, _path(path), items, out)
+                node = patching.append(node, paths.parse(path), items, out)
             for path in drop:
-                node = patching.drop(node, _path(path), out)
+                node = patching.drop(node, paths.parse(path), out)
             return node or patching.EMPTY
 
         try:
@@ -164,9 +185,9 @@ class Session:
                 return self._saved(self._writer.checkpoint("patch", build, extra, label, tags))
         except NotSerializable:
             for path, value in assigned.items():
-                values.check(value, _dotted(_path(path)))
+                values.check(value, differing.dotted(paths.parse(path)))
             for path, items in grown.items():
-                values.check(items, f"new items of {_dotted(_path(path))}")
+                values.check(items, f"new items of {differing.dotted(paths.parse(path))}")
             values.check(fields, "fields")
             raise
 
@@ -175,15 +196,17 @@ class Session:
         label, tags, extra = fielding.check(fields) if fields else (None, (), {})
         if self.agent is not None:
             extra["agent"] = self.agent
+        if self.parent is not None:
+            extra["child_of"] = self.parent
         return label, tags, extra
 
     def _saved(self, checkpoint: Checkpoint) -> Checkpoint:
-        if self._store.tidier is not None:
-            self._store.tidier.after_save(self, checkpoint.seq)
+        if self.store.tidier is not None:
+            self.store.tidier.after_save(self, checkpoint.seq)
         return checkpoint
 
     def _parent(self, revision: Revision) -> Tip:
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             place = self._place(reader, revision)
             if place.session != self._writer.number:
                 raise InvalidRequest(
@@ -193,13 +216,13 @@ class Session:
 
     def fork(self, name: str, at: Revision | None = None) -> Session:
         """A new session that begins with this one's state at `at` (the head). No data is copied."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             place = self._place(reader, at)
             tip = Tip.read(reader, place)
             home = self.name
             if place.session != self._writer.number:
                 home = lineage.session_name(reader, place.session)
-            other = type(self)(self._store, name, self.agent, reader)
+            other = type(self)(self.store, name, self.agent, reader)
             if other._writer.number is not None:
                 raise SessionExists(f"session {name!r} exists already")
         other._writer.fork(tip, {"origin": home} | ({"agent": self.agent} if self.agent else {}))
@@ -263,24 +286,41 @@ class Session:
     # -- reading -------------------------------------------------------------------------------
 
     @overload
-    def load(self, revision: Revision | None = None) -> Any: ...
+    def load(self, revision: Revision | None = None, *, repair: bool = False) -> Any: ...
     @overload
-    def load(self, revision: Revision | None = None, *, as_: type[M]) -> M: ...
-    def load(self, revision: Revision | None = None, *, as_: type[Any] | None = None) -> Any:
-        """The state at `revision` (the head), every byte checked. `as_` makes it a model again."""
-        with self._lock, self._store.backend.reader() as reader:
+    def load(
+        self, revision: Revision | None = None, *, as_: type[M], repair: bool = False
+    ) -> M: ...
+    def load(
+        self,
+        revision: Revision | None = None,
+        *,
+        as_: type[Any] | None = None,
+        repair: bool = False,
+    ) -> Any:
+        """The state at `revision` (the head), every byte checked. `as_` makes it a model again.
+
+        `repair` closes tool calls without a result, so that a model can be asked again, and tells
+        which in `repaired`; what is stored stays as it is.
+        """
+        with self._lock, self.store.backend.reader() as reader:
             place = self._place(reader, revision)
             row = lineage.read_row(reader, place)
             state = loading.load(
-                row.root, row.record.size, StoredSource(self._store.backend, reader)
+                row.root, row.record.size, StoredSource(self.store.backend, reader)
             )
             if revision is None:
                 self._writer.look(reader)
+        if repair:
+            state, calls = talking.repaired(state)
+            self.repaired = tuple(calls)
+            if calls:
+                _log.warning("session %r: %d calls without a result", self.name, len(calls))
         return state if as_ is None else revive(state, as_)
 
     def refresh(self) -> Checkpoint | None:
         """Take the session's present head as the expected one."""
-        with self._lock, self._store.backend.reader() as reader:
+        with self._lock, self.store.backend.reader() as reader:
             self._writer.look(reader)
             number, tip = self._writer.number, self._writer.tip
             if number is None or tip is None:
@@ -292,7 +332,7 @@ class Session:
     @property
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the line the session is on, as it is in the store now."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             if reader.session(self._writer.raw_name) is None or not self._own_head(reader)[2].seq:
                 return None
             return self._checkpoint(reader, self._place(reader, None))
@@ -305,7 +345,7 @@ class Session:
 
     def __len__(self) -> int:
         """How many checkpoints the session has, on all branches."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             found = reader.session(self._writer.raw_name)
             return lineage.count(reader, found[0]) if found else 0
 
@@ -313,16 +353,16 @@ class Session:
         return True
 
     def exists(self) -> bool:
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             return reader.session(self._writer.raw_name) is not None
 
     def get(self, revision: Revision | None = None) -> Checkpoint:
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             return self._checkpoint(reader, self._place(reader, revision))
 
     def history(self, revision: Revision | None = None) -> Iterator[Checkpoint]:
         """The head (or `revision`) and its ancestors, newest first, across forks."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             if reader.session(self._writer.raw_name) is None:
                 return
             head = self._own_head(reader)[2]
@@ -332,26 +372,18 @@ class Session:
             parent = head.parent if revision is None else None
         while at is not None:
             # A page at a time, so that no view stays open while the caller works.
-            with self._store.backend.reader() as reader:
+            with self.store.backend.reader() as reader:
                 page, at = lineage.page(reader, at, parent)
             parent = None
             yield from page
 
     def tree(self) -> Iterator[Checkpoint]:
         """Every checkpoint of the session, on all branches, in the order of their commits."""
-        low = 1
-        while True:
-            with self._store.backend.reader() as reader:
-                found = reader.session(self._writer.raw_name)
-                newest = lineage.newest(reader, found[0]) if found else 0
-                if found is None or low > newest:
-                    return
-                page, low = lineage.listing(reader, found[0], self.name, low, newest)
-            yield from page
+        return lineage.tree(self.store.backend, self._writer.raw_name, self.name)
 
     def ops(self) -> list[Operation]:
         """Rewinds and annotations, oldest first. (A save's operation is its checkpoint.)"""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             number, _, head = self._own_head(reader)
             return lineage.operations(reader, number, self.name, head.operations)
 
@@ -362,24 +394,24 @@ class Session:
 
         Ends after `patience` seconds without any, and when the store is closed.
         """
-        return Watcher(self._store.backend, self.name).follow(interval, patience)
+        return Watcher(self.store.backend, self.name).follow(interval, patience)
 
     def diff(self, a: Revision, b: Revision | None = None) -> differing.Diff:
         """What changed from `a` to `b` (the head), reading only what differs."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             left, right = (lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b))
-            return differing.diff(left, right, StoredSource(self._store.backend, reader))
+            return differing.diff(left, right, StoredSource(self.store.backend, reader))
 
     def blame(self, path: blaming.Path, revision: Revision | None = None) -> Checkpoint:
         """The checkpoint in which the value at `path` ("plan.budget") last changed."""
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             place = self._place(reader, revision)
-            source = StoredSource(self._store.backend, reader)
+            source = StoredSource(self.store.backend, reader)
             return self._checkpoint(reader, blaming.blame(reader, source, place, path))
 
     def verify(self, *, read_data: bool = True) -> Report:
         """Check this session: every record, and with `read_data` every byte of its states."""
-        return self._store.verify(read_data=read_data, sessions=[self.name])
+        return self.store.verify(read_data=read_data, sessions=[self.name])
 
     def _own_head(self, reader: Reader) -> tuple[int, bytes, Head]:
         number = lineage.find_session(reader, self.name)
@@ -408,36 +440,9 @@ class Session:
         return place
 
     def _at(self, seq: int) -> Checkpoint:
-        with self._store.backend.reader() as reader:
+        with self.store.backend.reader() as reader:
             number = lineage.find_session(reader, self.name)
             return self._checkpoint(reader, Place(number, seq))
 
     def _checkpoint(self, reader: Reader, place: Place) -> Checkpoint:
         return lineage.dress(reader, place, lineage.read_row(reader, place).record)
-
-
-def _path(path: Any) -> tuple[str, ...]:
-    parts = (path,) if type(path) is str else path
-    if type(parts) is not tuple or not parts or not all(type(p) is str for p in parts):
-        raise InvalidRequest(
-            f"not a path: {path!r}", hint='a key such as "messages", or a tuple of keys'
-        )
-    return parts
-
-
-def _dotted(path: tuple[str, ...]) -> str:
-    return differing.dotted(path)
-
-
-def _check_deltas(append: Mapping[Any, Any], assign: Mapping[Any, Any], drop: Any) -> None:
-    if isinstance(drop, str):
-        raise InvalidRequest("drop must be a list of keys", hint=f"drop=[{drop!r}]")
-    for items in append.values():
-        if not isinstance(items, list | tuple):
-            raise InvalidRequest(
-                "append must map each path to a list of items", hint="append={'messages': [m]}"
-            )
-    ordered = sorted(_path(p) for p in (*append, *assign, *drop))
-    for a, b in pairwise(ordered):
-        if a == b[: len(a)]:
-            raise InvalidRequest(f"two changes of one patch meet at {_dotted(b)}")

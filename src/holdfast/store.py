@@ -25,6 +25,7 @@ from holdfast.operations import Operator
 from holdfast.repair import Repaired, repair
 from holdfast.retention import Plan, Retention, within_store
 from holdfast.revisions import find_in_store
+from holdfast.runs.handles import Overseeing
 from holdfast.session import Session
 from holdfast.stats import Stats, stats
 from holdfast.tidying import Tidier
@@ -122,7 +123,7 @@ def _check_own(rule: Retention | None) -> None:
         raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
 
 
-class Store:
+class Store(Overseeing):
     """Sessions over a backend. A context manager; safe for threads, and after os.fork()."""
 
     def __init__(
@@ -174,9 +175,15 @@ class Store:
             self.tidier.wait()
         self.tidier = None if rule is None else Tidier(self, rule)
 
-    def session(self, name: str, *, agent: str | None = None) -> Session:
-        """A handle on the session of this name. Nothing is written until the first save."""
-        return self.session_type(self, name, agent)
+    def session(
+        self, name: str, *, agent: str | None = None, parent: str | Session | None = None
+    ) -> Session:
+        """A handle on the session of this name. Nothing is written until the first save.
+
+        What a session costs counts for its `parent`, too: the one that it works for.
+        """
+        above = parent.name if isinstance(parent, Session) else parent
+        return self.session_type(self, name, agent, parent=above)
 
     def keep(self, session: Session) -> None:
         """Remember a handle, for as long as it lives."""

@@ -57,6 +57,13 @@ class Observer:
             "holdfast.conflicts", description="Saves that met another head, name or key."
         )
 
+        self._leases = meter.create_counter(
+            "holdfast.leases", description="Sessions taken, resumed, lost or given back by runs."
+        )
+
+    def lease(self, event: str) -> None:
+        self._leases.add(1, self._common | {"holdfast.event": event})
+
     @contextmanager
     def watch(self, what: str, session: Session) -> Iterator[dict[str, Any]]:
         """One call: a span, its duration, and whether it met a conflict."""
@@ -91,6 +98,14 @@ class _Observed(Session):
     def save(self, state: Any, **options: Any) -> Checkpoint:
         with self._observer.watch("save", self) as noted:
             return self._observer.saved(super().save(state, **options), noted)
+
+    def save_of_run(self, *args: Any) -> Checkpoint:
+        with self._observer.watch("save", self) as noted:
+            return self._observer.saved(super().save_of_run(*args), noted)
+
+    def lease_event(self, event: str) -> None:
+        super().lease_event(event)
+        self._observer.lease(event)
 
     def append(self, path: Any, *items: Any, **options: Any) -> Checkpoint:
         with self._observer.watch("append", self) as noted:

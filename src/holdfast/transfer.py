@@ -15,7 +15,7 @@ from holdfast.backends.base import Change, Copied, Moved, Notes
 from holdfast.backends.memory import MemoryBackend
 from holdfast.cargo import Cargo, Load, Pairing
 from holdfast.codec import records
-from holdfast.codec.records import AGENT, MAX_SEQ, Head, Info, position
+from holdfast.codec.records import MAX_SEQ, Head, Info, position
 from holdfast.errors import UNREADABLE, Conflict, Corrupt, InvalidRequest
 from holdfast.live import Spans, all_rows
 from holdfast.source import StoredSource
@@ -125,6 +125,7 @@ class _Copy:
         if info.origin is not None and info.origin >> records.SEQ_BITS in self._failed:
             raise Conflict("the session that it was forked from was not copied")
         _, head = lineage.read_head(self._reader, number)
+        head = head._replace(lease=None)  # who runs it here does not run it there
         found = {
             seq: records.unseal_checkpoint(number, seq, id, body)
             for seq, id, body in all_rows(self._reader, number)
@@ -193,6 +194,7 @@ class _Copy:
             [self._checkpoint(here, row) for row in new],
             notes.copied.operations if notes.copied else (),
             notes.copied.gaps if notes.copied else (),
+            notes.copied.journal if notes.copied else (),
         )
         self._commit(Change(here, at, final, create, None, *part, notes))
         load.done()
@@ -248,14 +250,12 @@ class _Copy:
         where = self._place(records.unseal_session(number, name, row).origin)
         if where is not None:
             notes.origin = lineage.place_at(where)
-        agents: set[str] = set()
         facets: list[tuple[int, bytes, bytes]] = []
         keys: list[tuple[bytes, int]] = []
         for seq, each in found.items():
             r = each.record
             facets += records.facets(r.id, r.extra)
-            if "agent" in r.extra:
-                agents.add(r.extra["agent"])
+            facets += records.session_facets(here, r.extra)
             key = records.encode_name(r.extra["key"]) if "key" in r.extra else None
             if key is not None and reader.find_key(number, key) == seq:
                 keys.append((key, seq))
@@ -267,7 +267,6 @@ class _Copy:
             )
             if seq in found:
                 facets.append((kind, value, found[seq].record.id))
-        facets += [(AGENT, records.encode_name(a), here.to_bytes(8, "big")) for a in agents]
         known = {mark[:3] for mark in marks}
         notes.marks = [mark for mark in marks if before.get(mark[:3]) != mark[3]]
         notes.unmarks = [mark for mark in before if mark not in known]
@@ -276,7 +275,7 @@ class _Copy:
             for seq, kind, value in notes.unmarks
             if seq in found
         ]
-        notes.facets = [f for f in facets if not _has_facet(there, f)]
+        notes.facets = [f for f in dict.fromkeys(facets) if not _has_facet(there, f)]
         notes.keys = [(key, seq) for key, seq in keys if there.find_key(here, key) != seq]
         self._buried(notes, there, number, here)
         operations = dict(there.operations(here, 1, MAX_SEQ))
@@ -287,6 +286,7 @@ class _Copy:
                 if operations.get(n) != body
             ],
             gaps=self._gaps(there, number, here, found),
+            journal=self._entries(there, number, here),
         )
         notes.copied = copied
         return notes
@@ -304,6 +304,17 @@ class _Copy:
         for n, body in self._reader.operations(number, 1, head.operations):
             kind, created, last, details = records.unseal_operation(number, n, body)
             yield n, records.seal_operation(here, n, kind, created, last, details)
+
+    def _entries(self, there: Reader, number: int, here: int) -> list[tuple[int, bytes]]:
+        """What the other store lacks of the journal."""
+        out: list[tuple[int, bytes]] = []
+        first = there.last_entry(here) + 1
+        while page := self._reader.journal(number, first, _PAGE):
+            for n, body in page:
+                facts = records.unseal_entry(number, n, body)
+                out.append((n, records.seal_entry(here, n, facts)))
+            first = page[-1][0] + 1
+        return out
 
     def _gaps(
         self, there: Reader, number: int, here: int, found: dict[int, Row]
@@ -350,7 +361,7 @@ def _says(notes: Notes) -> bool:
     return any(
         (
             notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,
-            copied.operations, copied.gaps,
+            copied.operations, copied.gaps, copied.journal,
         )
     )  # fmt: skip
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
-from holdfast.codec.records import AGENT
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError
 from holdfast.lineage import Place
 from holdfast.source import StoredSource
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.codec.streams import Source
 
 _PAGE = 500
-_FACETS = ("label", "tag", "trigger", "status", "agent")
+_FACETS = ("label", "tag", "trigger", "status", "agent", "parent")
 
 
 class Problem(NamedTuple):
@@ -171,6 +170,7 @@ class _Audit:
         self._missing(low, (last or 0) + 1)
         self._marks(last)
         self._operations()
+        self._runs()
         self._deleted()
 
     def _missing(self, low: int, high: int) -> None:
@@ -237,9 +237,7 @@ class _Audit:
             if key and self._reader.find_key(self._number, records.encode_name(key)) != record.seq:
                 yield f"its key {key!r} is not in the index of keys"
             facets = records.facets(record.id, record.extra)
-            if "agent" in record.extra:
-                agent = records.encode_name(record.extra["agent"])
-                facets.append((AGENT, agent, self._number.to_bytes(8, "big")))
+            facets += records.session_facets(self._number, record.extra)
             for facet in facets:
                 yield from self._unlisted(*facet)
         except UNREADABLE as e:
@@ -292,6 +290,26 @@ class _Audit:
                 records.unseal_operation(self._number, number, body)
             except UNREADABLE as e:
                 self._note(e.message, loads=True)
+
+    def _runs(self) -> None:
+        """The lease and the journal: entries are numbered without a gap."""
+        try:
+            lease = self._reader.lease(self._number)
+            if lease is not None:
+                records.unseal_lease(self._number, lease.body)
+        except UNREADABLE as e:
+            self._note(e.message, loads=True)
+        first, expected = 0, None
+        while page := self._reader.journal(self._number, first, _PAGE):
+            for n, body in page:
+                try:
+                    if expected is not None and n != expected:
+                        raise Corrupt(f"entry {expected} of the journal is missing")
+                    records.unseal_entry(self._number, n, body)
+                except UNREADABLE as e:
+                    self._note(e.message, loads=True)
+                expected = n + 1
+            first = page[-1][0] + 1
 
     def _deleted(self) -> None:
         """Tombstones and gaps."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast import ids, lineage
+from holdfast import ids, leases, lineage
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records, values
 from holdfast.codec.nodes import parse
-from holdfast.codec.records import AGENT, LABEL, MAX_SEQ, TAG, Head, Info
+from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head, Info
 from holdfast.codec.streams import Writes
 from holdfast.errors import (
     UNREADABLE,
     CheckpointNotFound,
     Corrupt,
+    Fenced,
     HeadMoved,
     HoldfastError,
     InvalidRequest,
@@ -84,8 +85,12 @@ class Writer:
         self.head, self.head_row = _EMPTY, b""
         self.tip: Tip | None = None
         self.growth: Growth | None = None
-        self.agents: set[str] = set()
-        """Agents that the index for searches is known to have for this session."""
+        self.indexed: set[tuple[int, bytes, bytes]] = set()
+        """Entries of this session that the index for searches is known to have."""
+        self.lease: bytes | None = None
+        """The token of the run that writes through this handle."""
+        self.parting: tuple[bytes, bytes] | None = None
+        """What becomes of the lease with the next checkpoint, which gives the session back."""
         self.damage: HoldfastError | None = None
         """Set when the head cannot be read: other checkpoints can, but nothing be added to it."""
 
@@ -118,6 +123,8 @@ class Writer:
                 hint="rewind() to a checkpoint that loads, or fork() from it",
             )
         while True:
+            if self.head.lease != self.lease:
+                self._check_free()
             tip = parent or self.tip
             try:
                 checkpoint = self._commit(tip, operation, build, extra, label, tags)
@@ -154,10 +161,12 @@ class Writer:
     def _grow(
         self, growth: Growth, flats: list[bytes], how: str, extra: dict[str, Any]
     ) -> Checkpoint | None:
-        tip = self.tip
-        if tip is None or tip.place[1] != self.head.last or "key" in extra:
+        tip, head = self.tip, self.head
+        if tip is None or tip.place[1] != head.last or head.lease != self.lease or "key" in extra:
             return None
-        if "agent" in extra and extra["agent"] not in self.agents:
+        if self.parting is not None:
+            return None
+        if extra and not self.indexed.issuperset(records.session_facets(tip.place[0], extra)):
             return None
         try:
             return grow(self, growth, tip, flats, how, extra)
@@ -242,11 +251,13 @@ class Writer:
         added = len(root) + sum([len(r[3]) for r in rows]) + sum([len(b[1]) for b in blobs])
         body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root, skip)
         near = None if "origin" in extra else parent_seq
-        new_head = Head(seq, seq, head.operations, near)
+        lease = self.lease if self.parting is None else None
+        new_head = Head(seq, seq, head.operations, near, lease)
         head_row = new_head.seal(number)
         change = Change(number, self.head_row, head_row, None, (seq, id, body), rows, blobs)
         if extra or label is not None or tags or shares or tip is not self.tip:
             change.notes = self._notes(tip, number, seq, id, extra, label, tags, shares)
+            change.notes.lease = self.parting
         agent = extra.get("agent")
         if self.number is None:
             origin = change.notes.origin if change.notes else None
@@ -256,9 +267,10 @@ class Writer:
             extra = records.read_extra(meta)  # what was stored, not what the caller may change
         self.store.backend.commit(change)
         self.number, self.head, self.head_row = number, new_head, head_row
+        self.lease, self.parting = lease, None
         self.tip = Tip(Place(number, seq), id, digest, step, created, line, root, near)
-        if agent is not None:
-            self.agents.add(agent)
+        if extra:
+            self.indexed.update(records.session_facets(number, extra))
         record = Record(
             seq, id, step, created, operation, parent_id, parent_seq, extra, digest,
             lambda: state_hash, size, added, skip,
@@ -280,10 +292,8 @@ class Writer:
         notes = Notes(facets=records.facets(id, extra, label, tags), shares=shares)
         if "key" in extra:
             notes.key = records.encode_name(extra["key"])
-        agent = extra.get("agent")
-        if agent is not None and agent not in self.agents:
-            facet = (AGENT, records.encode_name(agent), number.to_bytes(8, "big"))
-            notes.facets = [*notes.facets, facet]
+        new = [f for f in records.session_facets(number, extra) if f not in self.indexed]
+        notes.facets = [*notes.facets, *new]
         if label is not None or tags:
             notes.marks = seal_marks(number, seq, label, tags)
         if tip is not None and tip is not self.tip:
@@ -301,12 +311,22 @@ class Writer:
             if reader.checkpoint(*place) is None or lineage.is_buried(reader, place):
                 raise CheckpointNotFound("the parent was deleted meanwhile")
 
+    def _check_free(self) -> None:
+        """Raise if it is somebody else's turn to write: of a run, if that is not over."""
+        if self.lease is not None:
+            raise Fenced(f"session {self.name!r} was taken over by another worker")
+        if self.number is not None:
+            with self.store.backend.reader() as reader:
+                leases.check_free(reader, self.number, self.name, self.head)
+
     def _catch_up(self) -> None:
         """After a lost race: go on if the head is still the expected one, else HeadMoved."""
         expected = self.tip
         with self.store.backend.reader() as reader:
             fresh = Writer(self.store, self.name)
             fresh.look(reader)
+        if self.lease is not None and fresh.head.lease != self.lease:
+            self._check_free()
         actual = fresh.tip
         same = (expected and expected.place) == (actual and actual.place)
         if expected is None and fresh.number is None:  # gc has removed a session without a head
@@ -329,7 +349,7 @@ class Writer:
         if number is None:
             head, row, tip = _EMPTY, b"", None
         if number != self.number:
-            self.number, self.agents = number, set()
+            self.number, self.indexed = number, set()
         self.head, self.head_row = head, row
         if isinstance(tip, HoldfastError):
             self.damage = tip

@@ -53,7 +53,27 @@ def make(path: Path) -> None:
         work.patch(drop=["numbers"])
         store.session("list").save([TEXT * 50, 1, [2]])
         store.session("scalar").save(7)
+        runs(store)
         deletions(store)
+
+
+def runs(store: holdfast.Store) -> None:
+    """One that is completed, and one of a child that waits, with a call that has failed."""
+    with store.session("run").run(name="golden", state={"n": 0}) as run:
+        for turn in run.turns(limit=2):
+            run.state["n"] += run.step("add", lambda a, b: a + b, turn, 1)
+            run.tool(
+                {"id": f"call-{turn}", "name": "double", "input": {"n": turn}}, lambda n: 2 * n
+            )
+            run.add_usage(tokens=10)
+    with store.session("run/child", parent="run").run(state={"n": 1}) as run:
+        run.state["n"] = run.step("once", lambda: 7)
+        run.step("skipped", lambda: None)
+        try:
+            run.step("bad", lambda: 1 // 0)
+        except ZeroDivisionError:
+            run.checkpoint()
+        run.wait_for("approval", prompt={"price": 100})
 
 
 def deletions(store: holdfast.Store) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from holdfast.codec.records import MAX_SEQ, SEQ_BITS
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Moved(Exception):
-    """The head's row was not the expected one; nothing was written."""
+    """The head's row, lease or journal was not the expected one; nothing was written."""
 
 
 class Gone(Exception):
@@ -46,6 +46,10 @@ class Change:
     """digest, row, whether to write over one that exists (because it is damaged)"""
     notes: Notes | None = None
     """Whatever else the change brings; most bring nothing."""
+
+    def size(self) -> int:
+        """Bytes of data."""
+        return sum([len(row[3]) for row in self.rows]) + sum([len(b) for _, b, _ in self.blobs])
 
 
 @dataclass(slots=True)
@@ -76,6 +80,8 @@ class Notes:
     taken back; else Gone is raised"""
     shares: Sequence[bytes] = ()
     """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
+    lease: tuple[bytes, bytes] | None = None
+    """Token and row of the session's lease from now on, renewed at this moment."""
     copied: Copied | None = None
 
 
@@ -89,6 +95,33 @@ class Copied:
     """number, row"""
     gaps: Sequence[tuple[int, int | None, bytes]] = ()
     """seq, position of the ancestor, and row"""
+    journal: Sequence[tuple[int, bytes]] = ()
+    """number, row"""
+
+
+@dataclass(slots=True)
+class Jot:
+    """Entries of a session's journal, all of them or none."""
+
+    session: int
+    token: bytes | None
+    """The session's lease must have it; None for somebody who needs no lease."""
+    first: int
+    """The number of the first entry: there must be none of this number, and none after it."""
+    entries: Sequence[bytes]
+
+    def size(self) -> int:
+        return sum([len(entry) for entry in self.entries])
+
+
+class Lease(NamedTuple):
+    """Who may write a session's journal."""
+
+    session: int
+    token: bytes
+    body: bytes
+    age: float
+    """Seconds since it was taken or renewed, by a clock nobody sets or by the server's."""
 
 
 @dataclass(slots=True)
@@ -110,6 +143,8 @@ class Sweep:
     facets: Sequence[tuple[int, bytes, bytes]] = ()
     gaps: Sequence[tuple[int, int, int | None, bytes]] = ()
     """session, seq, position of the ancestor, and row: of this session, and of those below it"""
+    journal: int = 0
+    """Entries of the journal below this number go, too."""
     remove: bytes | None = None
     """The session's name, if all of it goes."""
 
@@ -191,6 +226,20 @@ class Reader(Protocol):
 
     def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]: ...
 
+    def lease(self, session: int) -> Lease | None: ...
+
+    def leases(self, after: int, limit: int) -> list[Lease]:
+        """By the number of their sessions, strictly after one."""
+        ...
+
+    def journal(self, session: int, low: int, limit: int) -> list[tuple[int, bytes]]:
+        """Number and row of the entries from a number on, in order."""
+        ...
+
+    def last_entry(self, session: int) -> int:
+        """The number of the newest entry of the journal; 0 if there is none."""
+        ...
+
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         """seq and row of what is deleted and not yet freed, by seq."""
         ...
@@ -260,6 +309,18 @@ class Backend(Protocol):
         freed, SessionExists or KeyTaken if a name or key is taken, Unavailable if the storage
         fails; then nothing of the change is visible.
         """
+        ...
+
+    def jot(self, jot: Jot) -> None:
+        """Write all of `jot`, or nothing, as durable as a commit.
+
+        Raises Moved if the lease has another token, or an entry's number is taken: somebody else
+        has written since the last one was looked for.
+        """
+        ...
+
+    def renew(self, session: int, token: bytes) -> bool:
+        """Begin a lease's time anew; False if it has another token by now. Need not be durable."""
         ...
 
     def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:

@@ -12,7 +12,14 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.backends import disk, files_backup, files_counters, files_gc, files_writer
+from holdfast.backends import (
+    disk,
+    files_backup,
+    files_counters,
+    files_gc,
+    files_journal,
+    files_writer,
+)
 from holdfast.backends.base import Backend, Change, Reader
 from holdfast.backends.files_counters import COUNTERS
 from holdfast.backends.files_reader import BLOBS, FilesReader
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.base import Jot, Sweep, Trim
 
 FORMAT = 1
 MARKER = "holdfast.json"
@@ -104,6 +111,14 @@ class FilesBackend(Backend):
     def commit(self, change: Change) -> None:
         with self._writing() as home:
             files_writer.commit(home, change)
+
+    def jot(self, jot: Jot) -> None:
+        with self._writing() as home:
+            files_journal.jot(home, jot)
+
+    def renew(self, session: int, token: bytes) -> bool:
+        with self._writing() as home:
+            return files_journal.renew(home, session, token)
 
     def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
         with self._writing() as home:

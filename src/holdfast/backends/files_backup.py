@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
 from holdfast.backends.files_catalog import CHECKPOINTS, SESSION, STREAMS
+from holdfast.backends.files_journal import JOURNAL
 from holdfast.backends.files_ledger import HEAD, LOG, hint
 from holdfast.backends.files_reader import BLOBS, record_path
 from holdfast.backends.files_writer import LOCKS, SESSIONS
@@ -75,6 +76,9 @@ def _copy_session(ledger: Ledger, target: Path) -> None:
     if (ledger.folder / SESSION).exists():
         shutil.copyfile(ledger.folder / SESSION, target / SESSION)
     (target / HEAD).write_bytes(hint(ledger.entries))
+    if (ledger.folder / JOURNAL).exists():
+        journal = (ledger.folder / JOURNAL).read_bytes()
+        (target / JOURNAL).write_bytes(journal[: journal.rfind(b"\n") + 1])
     if ledger.size:  # otherwise it is missing there, too
         with open(ledger.folder / LOG, "rb") as log:
             (target / LOG).write_bytes(log.read(ledger.size))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.backends import disk
+from holdfast.backends import disk, files_journal
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS
 from holdfast.backends.files_ledger import LOG, gaps_of, sweep_entry
 from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
@@ -173,6 +173,9 @@ def _compact(home: Home, path: Path) -> None:
             slim = ledger.slim((path / LOG).read_bytes()[: ledger.size])
             if slim is not None:
                 disk.replace(path / LOG, slim, durable=home.durable)
+            journal = files_journal.slim(ledger)
+            if journal is not None:
+                disk.replace(path / files_journal.JOURNAL, journal, durable=home.durable)
 
 
 def _remove(path: Path, *, durable: bool) -> None:

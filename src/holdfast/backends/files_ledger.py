@@ -75,6 +75,9 @@ def _show_notes(
         ]
     if notes.rename is not None:
         found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
+    if notes.lease is not None:
+        token, body = notes.lease
+        found["lease"] = [token.hex(), row(text.plain(rows.LEASE, session, body))]
     if notes.operation is not None:
         found["operation"] = _show_operation(session, *notes.operation)
     return {what: facts for what, facts in found.items() if facts}
@@ -93,6 +96,7 @@ def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
         "unkeys": [text.show_name(key) for key in sweep.keys],
         "unfacets": [[k, text.show_name(value), _show_id(id)] for k, value, id in sweep.facets],
         "gaps": gaps_of(sweep, sweep.session),
+        "journal": sweep.journal,
     }
     if sweep.remove is not None:
         entry["removed"] = True
@@ -168,6 +172,9 @@ class Ledger:
         """By stream: how many items were committed."""
         self.freed: set[int] = set()
         self.sweeps: set[str] = set()
+        self.lease: tuple[bytes, bytes] | None = None
+        self.journal_from = 0
+        """Entries of the journal with lower numbers are freed."""
 
     def copy(self) -> Ledger:
         new = Ledger(self.folder)
@@ -317,6 +324,10 @@ class Ledger:
         for seq, ancestor, body in entry.get("gaps", ()):
             gap = (ancestor, text.hide_row(body), condition)
             self.gaps.setdefault(seq, []).append(gap)
+        if "lease" in entry:
+            token, row = entry["lease"]
+            self.lease = (bytes.fromhex(token), text.hide_row(row))
+        self.journal_from = max(self.journal_from, entry.get("journal", 0))
         if "sweep" in entry:
             self.sweeps.add(entry["sweep"])
         self.removed = self.removed or "removed" in entry
@@ -373,12 +384,16 @@ class Ledger:
         note: dict[str, Any] = {"dropped": _joined(dropped), "streams": ends}
         if self.head is not None:
             note["head"] = text.show_row(self.head)
+        if self.lease is not None:
+            note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
         return b"".join(kept) + self.line(note)
 
     def _is_idle(self, entry: dict[str, Any]) -> bool:
         """Whether nothing of what a line says matters any more."""
         if "dropped" in entry:
             return True
+        if entry.keys() == {"n", "head", "lease"}:
+            return self.lease is None or entry["lease"][0] != self.lease[0].hex()
         seq = entry.get("checkpoint", [0])[0]
         return seq > 0 and seq not in self.ids and entry.keys() <= _IDLE
 

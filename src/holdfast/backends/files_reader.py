@@ -7,8 +7,8 @@ import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.backends import files_counters, files_streams, files_text
-from holdfast.backends.base import Reader
+from holdfast.backends import files_counters, files_journal, files_streams, files_text
+from holdfast.backends.base import Lease, Reader
 from holdfast.backends.files_catalog import CHECKPOINTS, gone, identity_of
 from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
@@ -218,6 +218,23 @@ class FilesReader(Reader):
             return [(n, held[n]) for n in range(low, high + 1) if n in held]
         return sorted((n, row) for n, row in held.items() if low <= n <= high)
 
+    def lease(self, session: int) -> Lease | None:
+        ledger = self.ledger(session)
+        return None if ledger is None else files_journal.lease_of(ledger)
+
+    def leases(self, after: int, limit: int) -> list[Lease]:
+        held = [files_journal.lease_of(ledger) for ledger in self._ledgers()]
+        return [lease for lease in held if lease is not None and lease.session > after][:limit]
+
+    def journal(self, session: int, low: int, limit: int) -> list[tuple[int, bytes]]:
+        ledger = self.ledger(session)
+        if ledger is None:
+            return []
+        return [entry for entry in files_journal.read(ledger) if entry[0] >= low][:limit]
+
+    def last_entry(self, session: int) -> int:
+        return max([n for n, _ in self.journal(session, 0, MAX_SEQ)], default=0)
+
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         ledger = self.ledger(session)
         if ledger is None:
@@ -343,6 +360,7 @@ class FilesReader(Reader):
                 "marks": ledger.marks.values(),
                 "tombs": ledger.tombs.values(),
                 "gaps": [gap[1] for seq in ledger.gaps if (gap := self._gap(ledger, seq))],
+                "journal": [row for _, row in files_journal.read(ledger)],
             }
             for kind, bodies in rows.items():
                 counted.setdefault(kind, []).extend([len(body) for body in bodies])
@@ -352,6 +370,7 @@ class FilesReader(Reader):
                     counted.setdefault("checkpoints", []).append(path.stat().st_size)
         kinds = (
             "items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps",
+            "journal",
         )  # fmt: skip
         return {k: (len(counted.get(k, [])), sum(counted.get(k, []))) for k in kinds}
 

@@ -12,7 +12,7 @@ from secrets import token_bytes, token_hex
 from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
-from holdfast.backends import disk, files_text
+from holdfast.backends import disk, files_journal, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS, Catalog
 from holdfast.backends.files_ledger import (
@@ -60,6 +60,8 @@ class Home:
         self.streams = Streams()
         self.refuse = Refuse()
         self._settled: set[Path] = set()
+        self.journals: dict[Path, tuple[int, int, int]] = {}
+        """Inode, size and last number of journals that were written to."""
         self.reset_lock()
 
     def reset_lock(self) -> None:
@@ -72,6 +74,18 @@ class Home:
         if self.durable and path not in self._settled:
             disk.sync(path.parent)
             self._settled.add(path)
+
+    def unsettle(self, path: Path) -> None:
+        """Somebody else has written there, who may have been killed."""
+        self._settled.discard(path)
+
+    def current(self, session: int) -> Ledger | None:
+        """What the log of a session says; for who has its lock, or does without."""
+        ledger = self.catalog.ledger(session)
+        if ledger is not None and not ledger.is_current():
+            self.catalog.forget(ledger.folder)
+            ledger = self.catalog.ledger(session)
+        return ledger
 
     # -- locks ---------------------------------------------------------------------------------
     # Always in this order: readers, names, sessions by number, blobs.
@@ -137,7 +151,7 @@ class Home:
         line = ledger.line(entry)
         path = ledger.folder / LOG
         if not ledger.inode:
-            self._settled.discard(path)
+            self.unsettle(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             found = os.fstat(handle)
@@ -146,17 +160,21 @@ class Home:
                 at, line = found.st_size, b"\n" + line  # what is damaged there stays
             elif found.st_size > at:
                 os.ftruncate(handle, at)  # torn, and so nobody's
-            try:
-                disk.write_all(handle, line, at)
-                if self.durable:
-                    disk.sync_handle(handle)
-                    self.settle(path)
-            except BaseException:
-                self._take_back(path, handle, at)
-                raise
+            self.add(path, handle, line, at)
         finally:
             os.close(handle)
-        self._tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
+        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
+
+    def add(self, path: Path, handle: int, lines: bytes, at: int) -> None:
+        """Write the end of a file, durably, or leave it as it was."""
+        try:
+            disk.write_all(handle, lines, at)
+            if self.durable:
+                disk.sync_handle(handle)
+                self.settle(path)
+        except BaseException:
+            self._take_back(path, handle, at)
+            raise
 
     def _take_back(self, path: Path, handle: int, size: int) -> None:
         """After a failure the line must not count: as a new file, so that readers notice."""
@@ -166,9 +184,11 @@ class Home:
         finally:
             disk.replace(path, os.pread(handle, size, 0), durable=self.durable)
 
-    def _tell(self, ledger: Ledger) -> None:
+    def tell(self, ledger: Ledger | None = None) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
-        hints = (ledger.folder / HEAD, hint(ledger.entries)), (self.root / VERSION, token_bytes(12))
+        hints = [(self.root / VERSION, token_bytes(12))]
+        if ledger is not None:
+            hints.append((ledger.folder / HEAD, hint(ledger.entries)))
         for path, text in hints:
             try:
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -202,6 +222,10 @@ def commit(home: Home, change: Change) -> None:
             _announce(home, ledger, notes.rename[0])
         ends = _write_items(home, ledger, change)
         _write_records(home, ledger, change, notes)
+        if notes.copied is not None and notes.copied.journal:
+            files_journal.copy(home, ledger, notes.copied.journal)
+        if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
+            files_journal.note(ledger, notes.lease[0])
         home.log(ledger, entry_of(change, notes, ends))
 
 
@@ -219,10 +243,7 @@ def _write_records(home: Home, ledger: Ledger, change: Change, notes: Notes) -> 
 def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
     """The session's ledger, if it is such that the change can be made."""
     folder = home.catalog.folder(change.session)
-    ledger = home.catalog.ledger(change.session)
-    if ledger is not None and not ledger.is_current():
-        home.catalog.forget(ledger.folder)
-        ledger = home.catalog.ledger(change.session)
+    ledger = home.current(change.session)
     if change.create is not None:
         if ledger is not None and ledger.there:
             raise SessionExists("a session of this name exists already")

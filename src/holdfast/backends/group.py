@@ -9,24 +9,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.backends.base import Change
-
+_T = TypeVar("_T")
 
 _PATIENCE = 0.1
 """Seconds until somebody who waits looks whether there still is anybody to wait for."""
 
 
-class Member:
+class Member(Generic[_T]):
     """A change that waits, and what became of it."""
 
     __slots__ = ("change", "done", "error", "wake")
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: _T) -> None:
         self.change = change
         self.done = False
         self.error: BaseException | None = None
@@ -42,23 +41,23 @@ class Member:
         self.error, self.done = error, True
 
 
-def finish_all(members: list[Member], outcomes: list[BaseException | None]) -> None:
+def finish_all(members: list[Member[_T]], outcomes: list[BaseException | None]) -> None:
     for member, outcome in zip(members, outcomes, strict=True):
         member.finish(outcome)
 
 
-class Group:
+class Group(Generic[_T]):
     """`write` writes the changes of several members, and finishes each of them.
 
     An exception may strike anywhere (Ctrl-C in the main thread). So the lock is only ever taken by
     `with`, which leaves it in no case; and whoever waits for a sign looks around now and then.
     """
 
-    def __init__(self, write: Callable[[list[Member]], None]) -> None:
+    def __init__(self, write: Callable[[list[Member[_T]]], None]) -> None:
         self.lock = threading.Lock()
         """Whoever holds it writes. Who finds it taken joins those who wait."""
         self._write = write
-        self._waiting: deque[Member] = deque()
+        self._waiting: deque[Member[_T]] = deque()
 
     def wake(self) -> None:
         """After the lock was let go: the turn is the first one's who waits."""
@@ -66,7 +65,7 @@ class Group:
             with suppress(IndexError):
                 self._waiting[0].call()
 
-    def join(self, change: Change) -> None:
+    def join(self, change: _T) -> None:
         """Wait until the change is written, by another or by ourselves."""
         member = Member(change)
         self._waiting.append(member)
@@ -84,7 +83,7 @@ class Group:
         if member.error is not None:
             raise member.error
 
-    def _lead(self, member: Member) -> None:
+    def _lead(self, member: Member[_T]) -> None:
         """Write for all that wait, unless another has just done that."""
         batch = [member]
         try:

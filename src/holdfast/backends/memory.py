@@ -7,14 +7,15 @@ from bisect import bisect_left, bisect_right, insort
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.backends.base import Backend, Change, Gone, Moved, Notes, Reader
+from holdfast import clock
+from holdfast.backends.base import Backend, Change, Gone, Lease, Moved, Notes, Reader
 from holdfast.errors import InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Copied, Sweep, Trim
+    from holdfast.backends.base import Copied, Jot, Sweep, Trim
     from holdfast.codec.streams import RowWrite
 
 STREAM_BITS, SEQ_BITS = 24, 32
@@ -52,6 +53,8 @@ class MemoryBackend(Backend, Reader):
         self._tombs: dict[tuple[int, int], bytes] = {}
         self._gaps: dict[tuple[int, int], tuple[int | None, bytes]] = {}
         self._facets: dict[tuple[int, bytes], set[bytes]] = {}
+        self._leases: dict[int, tuple[bytes, bytes, float]] = {}
+        self._journal: dict[int, dict[int, bytes]] = {}
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
@@ -136,6 +139,8 @@ class MemoryBackend(Backend, Reader):
             self._facets.setdefault((kind, value), set()).add(id)
         for digest in notes.shares:
             self._shared[digest] = self._version
+        if notes.lease is not None:
+            self._leases[session] = (*notes.lease, clock.elapsed())
         if notes.copied is not None:
             self._apply_copied(notes.copied, session)
 
@@ -146,6 +151,29 @@ class MemoryBackend(Backend, Reader):
         self._operations.setdefault(session, {}).update(copied.operations)
         for seq, ancestor, row in copied.gaps:
             self._gaps[session, seq] = (ancestor, row)
+        self._journal.setdefault(session, {}).update(copied.journal)
+
+    def jot(self, jot: Jot) -> None:
+        with self._lock:
+            self._check_open()
+            held = self._leases.get(jot.session)
+            if jot.token is not None and (held is None or held[0] != jot.token):
+                raise Moved
+            new = dict(enumerate(jot.entries, jot.first))
+            journal = self._journal.setdefault(jot.session, {})
+            if jot.session not in self._names or new.keys() & journal:
+                raise Moved
+            self._version += 1
+            journal |= new
+
+    def renew(self, session: int, token: bytes) -> bool:
+        with self._lock:
+            self._check_open()
+            held = self._leases.get(session)
+            if held is None or held[0] != token:
+                return False
+            self._leases[session] = (*held[:2], clock.elapsed())
+            return True
 
     def _write_row(self, write: RowWrite) -> None:
         stream, first, replaces, row = write
@@ -186,8 +214,12 @@ class MemoryBackend(Backend, Reader):
             self._facets.get((kind, value), set()).discard(id)
         for other, seq, ancestor, row in sweep.gaps:
             self._gaps[other, seq] = (ancestor, row)
+        held = self._journal.get(session, {})
+        for n in [n for n in held if n < sweep.journal or sweep.remove is not None]:
+            del held[n]
         if sweep.remove is not None:
             del self._sessions[sweep.remove], self._names[session], self._heads[session]
+            self._leases.pop(session, None)
             self._origins.pop(session, None)
             self._operations.pop(session, None)
             self._gaps.pop((session, 0), None)
@@ -311,6 +343,21 @@ class MemoryBackend(Backend, Reader):
         held = self._operations.get(session, {})
         return [(n, held[n]) for n in sorted(held) if low <= n <= high]
 
+    def lease(self, session: int) -> Lease | None:
+        found = self._leases.get(session)
+        return None if found is None else Lease(session, *found[:2], clock.elapsed() - found[2])
+
+    def leases(self, after: int, limit: int) -> list[Lease]:
+        numbers = sorted(n for n in self._leases if n > after)[:limit]
+        return [lease for n in numbers if (lease := self.lease(n))]
+
+    def journal(self, session: int, low: int, limit: int) -> list[tuple[int, bytes]]:
+        held = self._journal.get(session, {})
+        return [(n, held[n]) for n in sorted(held) if n >= low][:limit]
+
+    def last_entry(self, session: int) -> int:
+        return max(self._journal.get(session, {}), default=0)
+
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return sorted(
             (q, r) for (s, q), r in self._tombs.items() if s == session and low <= q <= high
@@ -374,6 +421,7 @@ class MemoryBackend(Backend, Reader):
             "marks": [row for held in self._marks.values() for row in held.values()],
             "tombs": self._tombs.values(),
             "gaps": [row for _, row in self._gaps.values()],
+            "journal": [row for held in self._journal.values() for row in held.values()],
         }
         return {kind: (len(rows), sum(map(len, rows))) for kind, rows in kinds.items()}
 

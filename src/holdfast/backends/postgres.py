@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.base import Jot, Sweep, Trim
 
 _log = logging.getLogger("holdfast")
 _T = TypeVar("_T")
@@ -152,6 +152,15 @@ class PostgresBackend(Backend):
             self._write_alone(change, deadline, alone.why)
         self._notifier.poke()
 
+    def jot(self, jot: Jot) -> None:
+        self._check_writable()
+        self._write_alone(jot, self._deadline())
+        self._notifier.poke()
+
+    def renew(self, session: int, token: bytes) -> bool:
+        self._check_writable()
+        return self._aside(lambda link: writer.renew(link, session, token))
+
     def _join(self, change: Change) -> _Alone | None:
         try:
             self._group.join(change)
@@ -159,9 +168,9 @@ class PostgresBackend(Backend):
             return e
         return None
 
-    def _write_together(self, members: list[Member]) -> None:
+    def _write_together(self, members: list[Member[Change]]) -> None:
         """Whoever does not fit in, or whose outcome is unknown, goes on by himself."""
-        ours: dict[int, Member] = {}
+        ours: dict[int, Member[Change]] = {}
         for member in members:
             if ours.setdefault(member.change.session, member) is not member:
                 member.finish(_Alone())
@@ -191,7 +200,7 @@ class PostgresBackend(Backend):
                     member.finish(_Alone(unsure))
 
     def _write_alone(
-        self, change: Change, deadline: float, unsure: psycopg.Error | None = None
+        self, change: Change | Jot, deadline: float, unsure: psycopg.Error | None = None
     ) -> None:
         """By ourselves, after a try with others that failed, or without one."""
         if unsure is not None and not is_cut(unsure):
@@ -211,7 +220,7 @@ class PostgresBackend(Backend):
                         raise self._unknown(unsure) from e
                     raise refused from e
 
-    def _attempt(self, link: Link, change: Change, unsure: psycopg.Error | None) -> None:
+    def _attempt(self, link: Link, change: Change | Jot, unsure: psycopg.Error | None) -> None:
         """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
 
         It gets the time it needs even if that is the last: a lock is given up sooner than that.
@@ -384,10 +393,9 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 0.2)
 
 
-def _seconds(change: Change) -> float:
+def _seconds(change: Change | Jot) -> float:
     """How long sending a change may take on a slow line."""
-    size = sum([len(row[3]) for row in change.rows]) + sum([len(b) for _, b, _ in change.blobs])
-    return size / 1e6
+    return change.size() / 1e6
 
 
 def _take_your_time(link: Link) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from holdfast.backends.base import Reader
+from holdfast.backends.base import Lease, Reader
 from holdfast.backends.postgres_link import is_cut
 from holdfast.codec.records import MAX_SEQ, position
 from holdfast.codec.streams import STREAM_BITS
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     from holdfast.backends.postgres_link import Link, Target
 
-COUNTED = ("items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps")
+COUNTED = (
+    "items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps", "journal",
+)  # fmt: skip
+# In whole microseconds: numbers are all that these answers are made of.
+_LEASE = """SELECT session, token, body,
+(extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint FROM leases WHERE """
 _LONGER = 20
 
 
@@ -29,6 +34,10 @@ def hash_of(name: bytes) -> bytes:
 
 def _span(session: int, low: int, high: int) -> tuple[int, int]:
     return position(session, low), position(session, high)
+
+
+def _lease(session: int, token: bytes, body: bytes, age: int) -> Lease:
+    return Lease(session, token, body, max(age, 0) / 1e6)
 
 
 class PostgresReader(Reader):
@@ -169,6 +178,30 @@ class PostgresReader(Reader):
 
     def operations(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return self._range("operations", session, low, high)
+
+    def lease(self, session: int) -> Lease | None:
+        found = self._one(_LEASE + "session = %s", session)
+        return None if found is None else _lease(*found)
+
+    def leases(self, after: int, limit: int) -> list[Lease]:
+        rows = self._all(_LEASE + "session > %s ORDER BY session LIMIT %s", after, limit)
+        return [_lease(*row) for row in rows]
+
+    def journal(self, session: int, low: int, limit: int) -> list[tuple[int, bytes]]:
+        return self._all(
+            "SELECT pos & 4294967295, body FROM journal WHERE pos BETWEEN %s AND %s "
+            "ORDER BY pos LIMIT %s",
+            *_span(session, low, MAX_SEQ),
+            limit,
+        )
+
+    def last_entry(self, session: int) -> int:
+        found = self._one(
+            "SELECT pos & 4294967295 FROM journal WHERE pos BETWEEN %s AND %s "
+            "ORDER BY pos DESC LIMIT 1",
+            *_span(session, 0, MAX_SEQ),
+        )
+        return 0 if found is None else found[0]
 
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return self._range("tombs", session, low, high)

@@ -34,6 +34,9 @@ TABLES = {
     "tombs": "(pos bigint PRIMARY KEY, body bytea NOT NULL)",
     "gaps": "(pos bigint PRIMARY KEY, ancestor bigint, body bytea NOT NULL)",
     "facets": "(kind integer, hash bytea, id bytea, PRIMARY KEY (kind, hash, id))",
+    "leases": "(session bigint PRIMARY KEY, token bytea NOT NULL, since timestamptz NOT NULL, "
+    "body bytea NOT NULL) WITH (fillfactor = 50)",
+    "journal": "(pos bigint PRIMARY KEY, body bytea NOT NULL)",
 }
 INDEXES = {
     "sessions_by_name": "sessions (substring(name FOR 200))",
@@ -41,7 +44,7 @@ INDEXES = {
     "marks_by_value": "marks (kind, hash, pos)",
     "gaps_by_ancestor": "gaps (ancestor) WHERE ancestor IS NOT NULL",
 }
-_COMPRESSED = ("items", "blobs", "checkpoints", "operations")
+_COMPRESSED = ("items", "blobs", "checkpoints", "operations", "journal")
 
 _FOUND = """SELECT c.relname FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import errors as pg
 from psycopg.types.numeric import Int8
 
-from holdfast.backends.base import Gone, Moved
+from holdfast.backends.base import Gone, Jot, Moved
 from holdfast.backends.postgres_reader import hash_of
 from holdfast.codec.records import SEQ_BITS, position
 from holdfast.codec.streams import STREAM_BITS
@@ -65,6 +65,11 @@ _UNFACETS = """, unfaceted AS (DELETE FROM facets f USING moved, unnest(%s, %s, 
 WHERE f.kind = t.k AND f.hash = t.h AND f.id = t.i)"""
 _FACETS = """, faceted AS (INSERT INTO facets SELECT t.* FROM moved, unnest(%s, %s, %s) t
 ON CONFLICT DO NOTHING)"""
+_LEASED = """, leased AS (INSERT INTO leases SELECT %s, %s, clock_timestamp(), %s FROM moved
+ON CONFLICT (session) DO UPDATE
+SET token = excluded.token, since = excluded.since, body = excluded.body)"""
+_JOURNAL = """, journal_ AS (INSERT INTO journal SELECT t.* FROM moved, unnest(%s, %s) t
+ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
 _COPIED = ", copied AS (INSERT INTO checkpoints SELECT t.* FROM moved, unnest(%s, %s, %s) t)"
 _OPERATIONS = """, operations_ AS (INSERT INTO operations SELECT t.* FROM moved, unnest(%s, %s) t
 ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
@@ -175,6 +180,8 @@ class Statement:
             facets = _facets(notes.facets)
             self._facets(_UNFACETS, _facets(notes.unfacets) - facets)
             self._facets(_FACETS, facets)
+        if notes.lease is not None:
+            self._add(_LEASED, session, *notes.lease)
         if notes.copied is not None:
             self._copied(notes.copied, session)
         if notes.shares:
@@ -193,6 +200,9 @@ class Statement:
             seqs, far, bodies = zip(*copied.gaps, strict=True)
             places = [position(session, seq) for seq in seqs]
             self._add(_GAPS, places, [-1 if at is None else at for at in far], [*bodies])
+        if copied.journal:
+            numbers, bodies = zip(*copied.journal, strict=True)
+            self._add(_JOURNAL, [position(session, n) for n in numbers], [*bodies])
 
     def _marks(self, notes: Notes, session: int) -> None:
         marks = {(q, kind, hash_of(v)): (v, row) for q, kind, v, row in notes.marks}
@@ -218,8 +228,11 @@ def _facets(facets: Sequence[tuple[int, bytes, bytes]]) -> set[tuple[int, bytes,
     return {(kind, hash_of(value), id) for kind, value, id in facets}
 
 
-def write(link: Link, change: Change) -> None:
+def write(link: Link, change: Change | Jot) -> None:
     """Write all of a change, or nothing; durable when this returns."""
+    if isinstance(change, Jot):
+        _jot(link, change)
+        return
     statement = Statement(change)
     if change.notes is None or not change.notes.needs:
         _execute(link, statement)
@@ -244,6 +257,36 @@ def _execute(link: Link, statement: Statement) -> None:
         raise Gone from None
     if not moved:
         raise Moved
+
+
+# The lock lets nobody take the lease over before this ends.
+_OURS = "WITH held AS (SELECT 1 FROM leases WHERE session = %s AND token = %s FOR SHARE)"
+_THERE_IS = "WITH held AS (SELECT 1 FROM heads WHERE session = %s FOR SHARE)"
+_ENTRIES = """, written AS (INSERT INTO journal SELECT t.* FROM held, unnest(%s, %s) t RETURNING 1)
+SELECT 1 FROM written"""
+
+
+def _jot(link: Link, jot: Jot) -> None:
+    who = (_THERE_IS, [jot.session]) if jot.token is None else (_OURS, [jot.session, jot.token])
+    text, values = who
+    first = position(jot.session, jot.first)
+    places = [first + n for n in range(len(jot.entries))]
+    try:
+        written = link.ask(text + _ENTRIES, [*values, places, [*jot.entries]]).ntuples
+    except pg.UniqueViolation:
+        raise Moved from None
+    if not written:
+        raise Moved
+
+
+def renew(link: Link, session: int, token: bytes) -> bool:
+    return bool(
+        link.ask(
+            "UPDATE leases SET since = clock_timestamp() WHERE session = %s AND token = %s "
+            "RETURNING 1",
+            (session, token),
+        ).ntuples
+    )
 
 
 _HELD = "SELECT body FROM heads WHERE session = %s"
@@ -281,7 +324,7 @@ def _check_there(link: Link, notes: Notes) -> None:
 _SEEN = "SELECT pg_logical_emit_message(true, 'holdfast', '') FROM "
 
 
-def landed(link: Link, change: Change) -> bool | None:
+def landed(link: Link, change: Change | Jot) -> bool | None:
     """Whether a change, whose outcome was unknown, was made, and durably; None if nothing can tell.
 
     Not within a transaction.
@@ -291,6 +334,9 @@ def landed(link: Link, change: Change) -> bool | None:
         return bool(link.ask(_SEEN + where, values).ntuples)
 
     session = change.session
+    if isinstance(change, Jot):
+        pos, body = position(session, change.first), change.entries[0]
+        return is_there("journal WHERE pos = %s AND body = %s", pos, body)
     if change.create is not None:  # the number is ours alone
         return is_there("sessions WHERE num = %s", session)
     if change.checkpoint is not None:
@@ -345,8 +391,13 @@ def sweep(link: Link, sweep: Sweep) -> None:
             "DO UPDATE SET ancestor = excluded.ancestor, body = excluded.body",
             (Int8(position(other, seq)), None if ancestor is None else Int8(ancestor), body),
         )
+    if sweep.journal:
+        low, high = Int8(position(session, 0)), Int8(position(session, sweep.journal))
+        link.execute("DELETE FROM journal WHERE pos >= %s AND pos < %s", (low, high))
     if sweep.remove is not None:
         low, high = Int8(position(session, 0)), Int8(position(session + 1, 0))
+        link.execute("DELETE FROM journal WHERE pos >= %s AND pos < %s", (low, high))
+        link.execute("DELETE FROM leases WHERE session = %s", (Int8(session),))
         link.execute("DELETE FROM sessions WHERE num = %s", (Int8(session),))
         link.execute("DELETE FROM heads WHERE session = %s", (Int8(session),))
         link.execute("DELETE FROM operations WHERE pos >= %s AND pos < %s", (low, high))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.base import Jot, Sweep, Trim
 
 _log = logging.getLogger("holdfast")
 
@@ -176,7 +176,14 @@ class SqliteBackend(Backend):
     def commit(self, change: Change) -> None:
         self._group.join(change)
 
-    def _write_one(self, change: Change) -> None:
+    def jot(self, jot: Jot) -> None:
+        self._group.join(jot)
+
+    def renew(self, session: int, token: bytes) -> bool:
+        with self._transaction() as connection:
+            return writer.renew(connection, session, token)
+
+    def _write_one(self, change: Change | Jot) -> None:
         try:
             connection = self._writer or self._writing()
             writer.write(connection, self._cursor, change)
@@ -185,7 +192,7 @@ class SqliteBackend(Backend):
             with files.translated(self.path):
                 raise
 
-    def _write_many(self, members: list[Member]) -> None:
+    def _write_many(self, members: list[Member[Change | Jot]]) -> None:
         if len(members) > 1:
             outcomes: list[BaseException | None] = []
             try:

@@ -53,6 +53,9 @@ _TABLES = {
     "tombs": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "gaps": "(pos INTEGER PRIMARY KEY, ancestor INTEGER, body BLOB NOT NULL)",
     "facets": "(kind INTEGER, value BLOB, id BLOB, PRIMARY KEY (kind, value, id)) WITHOUT ROWID",
+    "leases": "(session INTEGER PRIMARY KEY, token BLOB NOT NULL, boot TEXT NOT NULL, "
+    "since REAL NOT NULL, body BLOB NOT NULL)",
+    "journal": "(pos INTEGER PRIMARY KEY, body BLOB NOT NULL)",
 }
 SCHEMA = {name: f"CREATE TABLE {name} {columns}" for name, columns in _TABLES.items()} | {
     "marks_by_value": "CREATE INDEX marks_by_value ON marks (kind, value, pos)",

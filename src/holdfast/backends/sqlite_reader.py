@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import apsw
 from xxhash import xxh3_64_intdigest
 
+from holdfast import clock
 from holdfast.backends import sqlite_file as files
-from holdfast.backends.base import Reader
+from holdfast.backends.base import Lease, Reader
 from holdfast.codec.records import MAX_SEQ, position
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt
@@ -38,7 +39,16 @@ def _as_id(id: Any) -> bytes:
     return id if type(id) is bytes else b""
 
 
-_COUNTED = ("items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps")
+_COUNTED = (
+    "items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps", "journal",
+)  # fmt: skip
+_LEASE = "SELECT session, token, body, boot, since FROM leases WHERE "
+
+
+def _lease(session: int, token: bytes, body: bytes, boot: str, since: float) -> Lease:
+    if type(since) is not float:
+        raise Corrupt("the time of a lease is damaged")
+    return Lease(session, token, body, clock.since(boot, since))
 
 
 class SqliteReader(Reader):
@@ -165,6 +175,33 @@ class SqliteReader(Reader):
             position(session, low),
             position(session, high),
         )
+
+    def lease(self, session: int) -> Lease | None:
+        found = self._all(_LEASE + "session = ?", session)
+        return _lease(*found[0]) if found else None
+
+    def leases(self, after: int, limit: int) -> list[Lease]:
+        rows = self._all(_LEASE + "session > ? ORDER BY session LIMIT ?", after, limit)
+        _check_order([after, *[row[0] for row in rows]])
+        return [_lease(*row) for row in rows]
+
+    def journal(self, session: int, low: int, limit: int) -> list[tuple[int, bytes]]:
+        rows = self._all(
+            "SELECT pos & 0xffffffff, body FROM journal WHERE pos BETWEEN ? AND ? "
+            "ORDER BY pos LIMIT ?",
+            position(session, low),
+            position(session, MAX_SEQ),
+            limit,
+        )
+        _check_order([low - 1, *[n for n, _ in rows]])
+        return rows
+
+    def last_entry(self, session: int) -> int:
+        low = position(session, 0)
+        newest = self._one(
+            "SELECT max(pos) FROM journal WHERE pos BETWEEN ? AND ?", low, low | MAX_SEQ
+        )
+        return 0 if newest is None else newest - low
 
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         return self._all(

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from holdfast.backends.base import Gone, Moved
+from holdfast import clock
+from holdfast.backends.base import Gone, Jot, Moved
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec.records import SEQ_BITS, position
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.backends.base import Change, Copied, Notes, Sweep, Trim
 
 _MAX_BINDINGS = 8
@@ -39,8 +42,11 @@ _APPEND = f"""{_BEGIN}{_SWAP}; INSERT INTO items SELECT ?, ? WHERE changes();
 INSERT INTO checkpoints SELECT ?, ?, ? WHERE changes(); COMMIT"""
 
 
-def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> None:
+def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot) -> None:
     """One change in a transaction of its own."""
+    if isinstance(change, Jot):
+        _jot(connection, cursor, change, _BEGIN, "COMMIT")
+        return
     rows = change.rows
     if (
         change.notes is None
@@ -66,7 +72,7 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change) -> N
 def write_many(
     connection: apsw.Connection,
     cursor: apsw.Cursor,
-    changes: list[Change],
+    changes: Sequence[Change | Jot],
     outcomes: list[BaseException | None],
 ) -> None:
     """Several changes in one transaction; `outcomes` gets what is wrong with each, or None.
@@ -78,7 +84,10 @@ def write_many(
     for change in changes:
         cursor.execute("SAVEPOINT member")
         try:
-            _apply(connection, cursor, change, "", "")
+            if isinstance(change, Jot):
+                _jot(connection, cursor, change, "", "")
+            else:
+                _apply(connection, cursor, change, "", "")
             outcomes.append(None)
         except (Moved, Gone, KeyTaken, SessionExists) as e:
             cursor.execute("ROLLBACK TO member")
@@ -135,6 +144,28 @@ def _apply(
         _put(cursor, sql + after, values)
 
 
+_ENTRY = "INSERT INTO journal SELECT ?, ? WHERE "
+_OURS = "EXISTS (SELECT 1 FROM leases WHERE session = ? AND token = ?); "
+_THERE_IS = "EXISTS (SELECT 1 FROM heads WHERE session = ?); "
+
+
+def _jot(
+    connection: apsw.Connection, cursor: apsw.Cursor, jot: Jot, before: str, after: str
+) -> None:
+    """Entries of a journal; each is written only if the lease is what it should be."""
+    where = (jot.session,) if jot.token is None else (jot.session, jot.token)
+    text = _ENTRY + (_THERE_IS if jot.token is None else _OURS)
+    pos, last = position(jot.session, jot.first), len(jot.entries) - 1
+    for n, body in enumerate(jot.entries):
+        sql = (before if not n else "") + text + (after if n == last else "")
+        try:
+            cursor.execute(sql, (pos + n, body, *where))
+        except apsw.ConstraintError:
+            raise Moved from None
+        if connection.changes() != 1:
+            raise Moved
+
+
 def _put(cursor: apsw.Cursor, sql: str, bindings: Any) -> None:
     try:
         cursor.execute(sql, bindings)
@@ -180,6 +211,10 @@ def _write_notes(
         execute("DELETE FROM facets WHERE kind = ? AND value = ? AND id = ?", facet)
     for facet in notes.facets:
         execute("INSERT OR IGNORE INTO facets VALUES (?, ?, ?)", facet)
+    if notes.lease is not None:
+        token, body = notes.lease
+        row = (session, token, clock.boot_id(), clock.elapsed(), body)
+        execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", row)
     if notes.copied is not None:
         _write_copied(execute, session, notes.copied)
 
@@ -193,6 +228,17 @@ def _write_copied(execute: Any, session: int, copied: Copied) -> None:
     for seq, ancestor, body in copied.gaps:
         row = (position(session, seq), ancestor, body)
         execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
+    for number, body in copied.journal:
+        where = position(session, number)
+        execute("INSERT OR REPLACE INTO journal VALUES (?, ?)", (where, body))
+
+
+_RENEW = "UPDATE leases SET boot = ?, since = ? WHERE session = ? AND token = ?"
+
+
+def renew(connection: apsw.Connection, session: int, token: bytes) -> bool:
+    connection.execute(_RENEW, (clock.boot_id(), clock.elapsed(), session, token))
+    return bool(connection.changes())
 
 
 _THERE = "SELECT 1 FROM checkpoints WHERE pos = ?"
@@ -245,8 +291,12 @@ def sweep(cursor: apsw.Cursor, sweep: Sweep) -> None:
     for other, seq, ancestor, body in sweep.gaps:
         row = (position(other, seq), ancestor, body)
         execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
+    low, high = position(session, 0), position(session, sweep.journal)
+    execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, high))
     if sweep.remove is not None:
         low, high = position(session, 0), position(session + 1, 0)
+        execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, high))
+        execute("DELETE FROM leases WHERE session = ?", (session,))
         execute("DELETE FROM sessions WHERE num = ?", (session,))
         execute("DELETE FROM names WHERE hash = ?", (name_hash(sweep.remove),))
         execute("DELETE FROM heads WHERE session = ?", (session,))

@@ -24,17 +24,20 @@ SEQ_BITS = 32
 MAX_SEQ = (1 << SEQ_BITS) - 1
 OPERATIONS = ("save", "append", "patch", "fork")
 # What people search by. Labels and tags are marks; all are entries of the index for searches, for
-# an agent by session, for the others by checkpoint.
-LABEL, TAG, TRIGGER, STATUS, AGENT = range(5)
+# an agent and the session above by session, for the others by checkpoint.
+LABEL, TAG, TRIGGER, STATUS, AGENT, CHILD_OF = range(6)
+_OF_SESSIONS = {"agent": AGENT, "child_of": CHILD_OF}
 
 # Short names on disk for the optional fields of a record.
 FIELDS = {
     "trigger": "t", "status": "s", "reason": "r", "agent": "a", "usage": "u", "pending": "p",
-    "hint": "h", "meta": "m", "key": "k", "origin": "o",
+    "hint": "h", "meta": "m", "key": "k", "origin": "o", "run": "n",
+    "child_of": "c",
 }  # fmt: skip
 _NAMES = {short: name for name, short in FIELDS.items()}
 _PLAIN_MAX = 384
 _MAYBE_INT = (int, type(None))
+_MAYBE_BYTES = (bytes, type(None))
 
 
 def encode_name(name: str) -> bytes:
@@ -97,6 +100,14 @@ def facets(
         if value is not None:
             found.append((kind, value))
     return [(kind, encode_name(value), id) for kind, value in found]
+
+
+def session_facets(number: int, extra: dict[str, Any]) -> list[tuple[int, bytes, bytes]]:
+    """A session's entries in the index for searches, as far as one of its records tells."""
+    id = number.to_bytes(8, "big")
+    return [
+        (kind, encode_name(extra[name]), id) for name, kind in _OF_SESSIONS.items() if name in extra
+    ]
 
 
 def hash_prefix(name: bytes) -> bytes:
@@ -180,6 +191,9 @@ def _check_extra(extra: dict[str, Any]) -> None:
         if name == "usage":
             tokens, cost = value
             fits = type(tokens) is int and type(cost) in (int, float)
+        elif name == "run":
+            id, turn, base = value
+            fits = type(id) is str and type(turn) is int and type(base) in _MAYBE_INT
         elif name == "pending":
             fits = all(type(call) is list and len(call) == 4 for call in value)
         else:
@@ -203,6 +217,8 @@ class Head(NamedTuple):
     """How many operations that are no checkpoints were logged."""
     parent: int | None
     """The seq of the head's parent in this session, should the head's record be damaged."""
+    lease: bytes | None = None
+    """The token of the run that the session is written by, while there is one."""
 
     def seal(self, session: int) -> bytes:
         return rows.seal(rows.HEAD, session, ormsgpack.packb(list(self)), level=rows.PLAIN)
@@ -210,8 +226,12 @@ class Head(NamedTuple):
 
 def unseal_head(session: int, body: bytes) -> Head:
     _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
-    head = Head(*_unpack(payload, 4, "the head of a session"))
-    if {*map(type, head[:3])} != {int} or type(head.parent) not in _MAYBE_INT:
+    head = Head(*_unpack(payload, 5, "the head of a session"))
+    if (
+        {*map(type, head[:3])} != {int}
+        or type(head.parent) not in _MAYBE_INT
+        or type(head.lease) not in _MAYBE_BYTES
+    ):
         raise Corrupt("the head of a session does not decode")
     return head
 
@@ -366,6 +386,33 @@ def unseal_operation(
     if (*map(type, (kind, created_us, last, details)),) != (str, int, int, dict):
         raise Corrupt(f"{what} does not decode")
     return kind, created_us, last, details
+
+
+def seal_lease(session: int, facts: dict[str, Any]) -> bytes:
+    """Who runs a session, and how far that is."""
+    return rows.seal(rows.LEASE, session, values.encode_exact(facts))
+
+
+def unseal_lease(session: int, body: bytes) -> dict[str, Any]:
+    _, payload = rows.unseal(rows.LEASE, session, body, "the lease of a session")
+    facts = values.decode(payload)
+    if type(facts) is not dict:
+        raise Corrupt("the lease of a session does not decode")
+    return facts
+
+
+def seal_entry(session: int, number: int, facts: dict[str, Any]) -> bytes:
+    """What a run notes in its session's journal."""
+    return rows.seal(rows.JOURNAL, position(session, number), values.encode_exact(facts))
+
+
+def unseal_entry(session: int, number: int, body: bytes) -> dict[str, Any]:
+    what = f"entry {number} of the journal"
+    _, payload = rows.unseal(rows.JOURNAL, position(session, number), body, what)
+    facts = values.decode(payload)
+    if type(facts) is not dict:
+        raise Corrupt(f"{what} does not decode")
+    return facts
 
 
 SPACES = ("session", "stream")

@@ -6,7 +6,7 @@ import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from holdfast.backends.base import Backend, Change, Gone, Moved, Notes, Sweep, Trim
+from holdfast.backends.base import Change, Gone, Moved, Notes, Sweep, Trim
 from holdfast.codec.rows import DENSE, PLAIN, seal_items, unseal_items
 from holdfast.codec.streams import STREAM_BITS, RowWrite, item_row
 from holdfast.errors import (
@@ -15,6 +15,7 @@ from holdfast.errors import (
     SessionExists,
 )
 from holdfast.testing.checks import equal, expect, raises
+from holdfast.testing.journal import JournalContract
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,22 +23,11 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Reader
 
 
-class BackendContract:
+class BackendContract(JournalContract):
     """The primitives. Rows are opaque here: any bytes will do, but for those of items.
 
     How items are spread over rows is a backend's own business.
     """
-
-    durable = True
-
-    def make_backend(self, folder: Path) -> Backend:
-        raise NotImplementedError
-
-    def _begun(self, folder: Path, name: bytes = b"s") -> tuple[Backend, int]:
-        backend = self.make_backend(folder)
-        number = backend.reserve("session", 1)
-        backend.commit(Change(number, b"", b"h1", (name, b"row"), (1, bytes(14) + b"\x01", b"c1")))
-        return backend, number
 
     def test_a_commit_is_there(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)

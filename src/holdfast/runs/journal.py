@@ -1,0 +1,230 @@
+"""The journal of a session: what its runs have begun, what came of it, and what nobody knows.
+
+A call is noted before it is made and after it has returned. One that was begun and has no end is in
+doubt: whether it had its effect, only the world outside can tell.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from holdfast.backends.base import Jot, Moved
+from holdfast.backends.group import Group, Member
+from holdfast.codec import records, values
+from holdfast.errors import Corrupt, Fenced, HoldfastError, NotSerializable, SessionNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from holdfast.backends.base import Backend, Reader
+
+_PAGE = 500
+
+Outcome = Literal["started", "done", "failed", "skipped", "rerun"]
+Where = tuple[str, int, str]
+"""Run, turn and key."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A step or a tool call, or something that is waited for, as the journal knows it."""
+
+    number: int
+    """Of the entry that began it."""
+    kind: Literal["step", "tool", "wait"]
+    run: str
+    turn: int
+    key: str
+    name: str
+    digest: bytes
+    """Of its arguments."""
+    arguments: Any
+    idempotency_key: str
+    started_us: int
+    attempts: int = 1
+    outcome: Outcome = "started"
+    result: Any = None
+    error: str | None = None
+    ended_us: int | None = None
+    partial: list[Any] = field(default_factory=list)
+    """What was streamed of its result before it ended, or was interrupted."""
+
+    @property
+    def where(self) -> Where:
+        return self.run, self.turn, self.key
+
+
+def digest_of(arguments: Any) -> bytes:
+    try:
+        return sha256(values.encode(arguments)).digest()
+    except NotSerializable:
+        values.check(arguments, "arguments")
+        raise
+
+
+def check_result(result: Any) -> None:
+    """Raise NotSerializable that names the path of what cannot be stored."""
+    values.check(result, "result")
+
+
+def idempotency_key(run: str, turn: int, key: str) -> str:
+    """The same for every attempt of every worker, and another one in a fork."""
+    return sha256(f"{run}\0{turn}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+# -- entries ---------------------------------------------------------------------------------------
+
+
+def started(call: Call) -> dict[str, Any]:
+    return {
+        "what": "started", "kind": call.kind, "run": call.run, "turn": call.turn, "key": call.key,
+        "name": call.name, "digest": call.digest, "arguments": call.arguments,
+        "idempotency_key": call.idempotency_key, "at": call.started_us,
+    }  # fmt: skip
+
+
+def ended(call: int, outcome: Outcome, at: int, **more: Any) -> dict[str, Any]:
+    return {"what": outcome, "of": call, "at": at, **more}
+
+
+def streamed(call: int, chunk: Any) -> dict[str, Any]:
+    return {"what": "partial", "of": call, "chunk": chunk}
+
+
+class Calls:
+    """What entries say, each call once, however often it was begun."""
+
+    def __init__(self) -> None:
+        self.all: dict[Where, Call] = {}
+        self._numbers: dict[int, Call] = {}
+
+    def apply(self, n: int, facts: dict[str, Any]) -> None:
+        try:
+            if facts["what"] == "started":
+                self._start(n, facts)
+            elif facts["what"] == "partial":
+                self._numbers[facts["of"]].partial.append(facts["chunk"])
+            elif facts["of"] in self._numbers:
+                call = self._numbers[facts["of"]]
+                call.outcome, call.ended_us = facts["what"], facts["at"]
+                call.result, call.error = facts.get("result"), facts.get("error")
+        except (LookupError, TypeError, AttributeError) as e:
+            raise Corrupt(f"entry {n} of the journal does not make sense") from e
+
+    def _start(self, n: int, facts: dict[str, Any]) -> None:
+        call = Call(
+            n, facts["kind"], facts["run"], facts["turn"], facts["key"], facts["name"],
+            facts["digest"], facts["arguments"], facts["idempotency_key"], facts["at"],
+        )  # fmt: skip
+        before = self.all.get(call.where)
+        if before is not None:
+            call.attempts = before.attempts + 1
+        self.all[call.where] = self._numbers[n] = call
+
+    def open(self) -> list[Call]:
+        """Those that have no end."""
+        return [call for call in self.all.values() if call.outcome == "started"]
+
+
+class Entry(NamedTuple):
+    number: int
+    facts: dict[str, Any]
+
+
+def read(reader: Reader, session: int, first: int = 1) -> Iterator[Entry]:
+    """All entries from a number on; Corrupt if one of them is damaged or missing."""
+    expected: int | None = None
+    while page := reader.journal(session, first, _PAGE):
+        for n, row in page:
+            if expected is not None and n != expected:
+                raise Corrupt(f"entry {expected} of the journal is missing")
+            expected = n + 1
+            yield Entry(n, records.unseal_entry(session, n, row))
+        first = page[-1][0] + 1
+
+
+class Journal:
+    """Writes to a session's journal, and knows what is in it. Safe for threads.
+
+    Those that write at the same time share one write.
+    """
+
+    def __init__(self, backend: Backend, session: int, token: bytes | None) -> None:
+        self._backend, self.session, self._token = backend, session, token
+        self.calls = Calls()
+        self.next = 1
+        self._group: Group[dict[str, Any]] = Group(self._write)
+
+    def catch_up(self, reader: Reader, first: int | None = None) -> None:
+        """Read what is there, and was not read yet."""
+        if first is not None:
+            self.next = first
+        for n, facts in read(reader, self.session, self.next):
+            self.calls.apply(n, facts)
+            self.next = n + 1
+
+    def refresh(self) -> None:
+        """Learn what others have written: answers, and verdicts on what was in doubt."""
+        with self._group.lock, self._backend.reader() as reader:
+            self.catch_up(reader)
+        self._group.wake()
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Durable when this returns."""
+        self._group.join(facts)
+
+    def _write(self, members: list[Member[dict[str, Any]]]) -> None:
+        ready: list[Member[dict[str, Any]]] = []
+        for member in members:
+            try:
+                values.encode_exact(member.change)  # so that it fails alone
+                ready.append(member)
+            except HoldfastError as e:
+                member.finish(e)
+        try:
+            if ready:
+                self._put([member.change for member in ready])
+        except HoldfastError as e:
+            for member in ready:
+                member.finish(e)
+        else:
+            for member in ready:
+                member.finish()
+
+    def _put(self, entries: list[dict[str, Any]]) -> None:
+        while True:
+            first = self.next
+            rows = [records.seal_entry(self.session, n, e) for n, e in enumerate(entries, first)]
+            try:
+                self._backend.jot(Jot(self.session, self._token, first, rows))
+            except Moved:
+                self._look_again()
+            else:
+                for n, facts in enumerate(entries, first):
+                    self.calls.apply(n, facts)
+                self.next = first + len(entries)
+                return
+
+    def _look_again(self) -> None:
+        """Somebody else has written: to answer something, or because the lease is his by now."""
+        with self._backend.reader() as reader:
+            lease = reader.lease(self.session)
+            if self._token is not None and (lease is None or lease.token != self._token):
+                raise Fenced("this run was taken over by another worker")
+            if reader.head(self.session) is None:
+                raise SessionNotFound("the session is not there any more")
+            self.catch_up(reader)
+
+
+def all_calls(entries: Iterable[Entry]) -> Calls:
+    calls = Calls()
+    for n, facts in entries:
+        calls.apply(n, facts)
+    return calls

@@ -1,0 +1,31 @@
+"""SIGTERM as an exception, where a run asks for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.runs.run import Halt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def terminable(*, asked: bool) -> Iterator[None]:
+    """Halt on SIGTERM: only in the main thread, and only if nobody else has a use for it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not (asked and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+        yield
+        return
+
+    def halt(*_: Any) -> None:
+        raise Halt("SIGTERM")
+
+    signal.signal(signal.SIGTERM, halt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

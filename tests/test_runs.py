@@ -1,0 +1,996 @@
+"""Runs: what was done is not done again, what is in doubt is said, and only one worker writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import (
+    AfterLLMResponse,
+    AfterToolCall,
+    Done,
+    EveryN,
+    EverySeconds,
+    Fenced,
+    InDoubt,
+    InvalidRequest,
+    Never,
+    NotFound,
+    NotSerializable,
+    Retention,
+    Retries,
+    SessionBusy,
+    StepChanged,
+    StepFailed,
+    Usage,
+    leases,
+)
+from holdfast.runs import heart
+
+from .home import Home
+
+
+class Crash(BaseException):
+    """Ends a run as a kill would: nothing is written any more, and nothing is given back."""
+
+
+def crashed(run: holdfast.Run) -> None:
+    """What is left of a run whose process is gone."""
+    assert run._opened is not None
+    run._over = True
+    run._opened.let_go()
+
+
+class Worker:
+    """An agent whose calls are counted, and that ends where it is told to."""
+
+    def __init__(self, session: holdfast.Session, **options: Any) -> None:
+        self.session, self.options = session, options
+        self.made: list[Any] = []
+        self.run: holdfast.Run | None = None
+
+    def __call__(self, body: Callable[[Worker, holdfast.Run], None]) -> Worker:
+        run = self.session.run(**self.options)
+        self.run = run
+        try:
+            with run:
+                try:
+                    body(self, run)
+                except Crash:
+                    crashed(run)
+                    raise
+        except Crash:
+            pass
+        return self
+
+    def effect(self, value: Any, crash: bool = False) -> Any:
+        self.made.append(value)
+        if crash:
+            raise Crash
+        return value
+
+
+def call(id: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": id, "name": "act", "input": arguments}
+
+
+# -- turns and steps -------------------------------------------------------------------------------
+
+
+def test_a_run_from_begin_to_end(home: Home) -> None:
+    session = home.session()
+    with session.run(state={"n": 0, "log": []}) as run:
+        assert not run.resumed
+        for turn in run.turns():
+            run.state["n"] += run.step("add", lambda a, b: a + b, turn, 1)
+            run.state["log"].append(turn)
+            if turn == 3:
+                break
+    assert session.load() == {"n": 9, "log": [1, 2, 3]}
+    assert session.head is not None
+    assert (session.head.status, session.head.trigger) == ("completed", "run")
+    assert [c.run.turn if c.run else None for c in session.tree()] == [None, 1, 2, 3]
+    assert session.pending() == []
+    assert home.store.abandoned() == []
+    assert home.store.verify(read_data=True).ok
+
+
+def test_recorded_steps_come_back(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns(limit=3):
+            run.state["seen"].append(run.step("look", worker.effect, [turn, "a"]))
+            if len(worker.made) == 3 and not run.resumed:
+                raise Crash
+            run.state["seen"].append(run.step("look", worker.effect, [turn, "b"]))
+
+    first = Worker(home.session(), state={"seen": []})(body)
+    assert first.made == [[1, "a"], [1, "b"], [2, "a"]]
+    [lost] = home.store.abandoned()
+    assert (lost.session, lost.attempt, lost.halted) == ("s", 1, False)
+    second = Worker(home.session())(body)
+    assert second.made == [[2, "b"], [3, "a"], [3, "b"]]
+    assert home.session().load()["seen"] == [[t, x] for t in (1, 2, 3) for x in "ab"]
+
+
+def test_steps_outside_the_loop_are_made_once_in_the_run(home: Home) -> None:
+    """What they changed is there already; it is not changed a second time."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        log = run.state["log"]
+        log.append(run.step("plan", worker.effect, "plan"))
+        for turn in run.turns(limit=3):
+            log.append(run.step("work", worker.effect, turn))
+            if turn == 2 and not run.resumed:
+                raise Crash
+        log.append(run.step("sum up", worker.effect, "sum"))
+
+    first = Worker(home.session(), state={"log": []})(body)
+    assert first.made == ["plan", 1, 2]
+    second = Worker(home.session())(body)
+    assert second.made == [3, "sum"]
+    assert home.session().load() == {"log": ["plan", 1, 2, 3, "sum"]}
+
+
+def test_what_comes_after_a_loop_that_was_left(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns():
+            run.state["log"].append(run.step("work", worker.effect, turn))
+            if turn == 2:
+                break
+        run.state["log"].append(run.step("sum up", worker.effect, "sum"))
+        if not run.resumed:
+            raise Crash
+
+    Worker(home.session(), state={"log": []})(body)
+    second = Worker(home.session())(body)
+    assert second.made == []
+    assert home.session().load() == {"log": [1, 2, "sum"]}
+
+
+def test_a_completed_run_is_followed_by_a_new_one(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        run.step("once", worker.effect, 1)
+
+    assert Worker(home.session())(body).made == [1]
+    again = Worker(home.session())(body)
+    assert again.made == [1]
+    assert again.run is not None
+    assert not again.run.resumed
+
+
+def test_a_turn_begins_again_from_its_base(home: Home) -> None:
+    """Checkpoints within it are there to look at, and stay on a branch of their own."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns(limit=2):
+            run.state["n"] += 1
+            run.add_usage(tokens=10)
+            run.checkpoint("half-way", label=f"half {turn}")
+            run.state["n"] += 1
+            if turn == 2 and not run.resumed:
+                raise Crash
+
+    session = home.session()
+    Worker(session, state={"n": 0})(body)
+    assert session.load() == {"n": 3}
+    second = Worker(home.session())(body)
+    assert second.run is not None
+    assert home.session().load() == {"n": 4}
+    assert sum(c.usage.tokens for c in home.session().history()) == 20
+    assert home.session().usage().path == Usage(20)
+    assert home.session().usage().spent == Usage(30)  # the turn was gone through twice
+    assert len([c for c in home.session().tree() if c.label == "half 2"]) == 2
+
+
+def test_a_result_cannot_be_stored(home: Home) -> None:
+    session = home.session()
+    with pytest.raises(NotSerializable, match=r"result\.deep\[1\]"), session.run() as run:
+        run.step("bad", lambda: {"deep": [1, object()]})
+    [left] = session.pending()
+    assert (left.key, left.state) == ("bad#1", "in doubt")
+    with pytest.raises(NotSerializable), session.run() as run:
+        run.step("bad", lambda a: a, object())  # before it is called
+
+
+def test_steps_take_and_give_any_state(home: Home) -> None:
+    values = [None, 2**70, (1, {2}), b"x", {"a": float("inf")}, frozenset({1})]
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        got = [run.step("echo", worker.effect, value) for value in values]
+        assert got == values
+        assert [*map(type, got)] == [*map(type, values)]
+        if not run.resumed:
+            raise Crash
+
+    Worker(home.session())(body)
+    assert Worker(home.session())(body).made == []
+
+
+# -- doubt -----------------------------------------------------------------------------------------
+
+
+def in_doubt(home: Home, **options: Any) -> None:
+    """A tool that was begun, and whose worker is gone."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        run.tool(call("c1", value=1, crash=True), worker.effect)
+
+    Worker(home.session(), **options)(body)
+
+
+def test_a_tool_in_doubt_is_asked_about(home: Home) -> None:
+    in_doubt(home)
+    session = home.session()
+    [left] = session.pending()
+    assert (left.key, left.name, left.state) == ("c1", "act", "in doubt")
+    assert left.arguments == {"value": 1, "crash": True}
+    assert home.store.pending() == [left]
+    with pytest.raises(InDoubt) as raised, session.run() as run:
+        run.tool(call("c1", value=1, crash=True), lambda **_: pytest.fail("was called"))
+    assert raised.value.key == "c1"
+    assert raised.value.idempotency_key == left.idempotency_key
+    assert session.head is not None
+    assert session.head.status == "halted"
+    assert session.pending() == [left]
+
+
+@pytest.mark.parametrize(
+    ("how", "made", "result"),
+    [({"result": 7}, [], 7), ({"rerun": True}, [1], 1), ({"skip": True}, [], None)],
+)
+def test_doubt_is_resolved_by_somebody(
+    home: Home, how: dict[str, Any], made: list[int], result: Any
+) -> None:
+    in_doubt(home)
+    home.another().session("s").resolve("c1", **how)
+    assert home.session().pending() == []
+    worker = Worker(home.session())
+    with home.session().run() as run:
+        assert run.resumed
+        got = run.tool(call("c1", value=1, crash=True), lambda value, crash: worker.effect(value))
+    assert (worker.made, got) == (made, result)
+
+
+@pytest.mark.parametrize(("on_doubt", "made", "result"), [("rerun", [1], 1), ("skip", [], None)])
+def test_doubt_is_resolved_by_the_code(
+    home: Home, on_doubt: Any, made: list[int], result: Any
+) -> None:
+    in_doubt(home)
+    worker = Worker(home.session())
+    with home.session().run() as run:
+        got = run.tool(
+            call("c1", value=1, crash=True),
+            lambda value, crash: worker.effect(value),
+            on_doubt=on_doubt,
+        )
+    assert (worker.made, got) == (made, result)
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_doubt_is_resolved_by_looking(home: Home, happened: bool) -> None:
+    in_doubt(home)
+    [left] = home.session().pending()
+    asked: list[str] = []
+
+    def verify(key: str) -> Done | None:
+        asked.append(key)
+        return Done(42) if happened else None
+
+    worker = Worker(home.session())
+    with home.session().run() as run:
+        got = run.tool(
+            call("c1", value=1, crash=True),
+            lambda value, crash: worker.effect(value),
+            verify=verify,
+        )
+    assert asked == [left.idempotency_key]
+    assert (worker.made, got) == (([], 42) if happened else ([1], 1))
+
+
+def test_idempotency_keys(home: Home) -> None:
+    """The same for every attempt and worker; another one for another call, run or fork."""
+    seen: list[str | None] = []
+
+    def note(**_: Any) -> int:
+        seen.append(holdfast.current_key())
+        return len(seen)
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        run.tool(call("c1"), note, on_doubt="rerun")
+        run.tool(call("c2"), note, on_doubt="rerun")
+        if len(seen) == 2:
+            run.tool(call("c3"), lambda: worker.effect(note(), crash=True))
+        run.tool(call("c3"), note, on_doubt="rerun")
+
+    Worker(home.session())(body)
+    fork = home.session().fork("other")
+    Worker(home.session())(body)
+    assert len(seen) == 4
+    assert seen[2] == seen[3]
+    with fork.run() as run:
+        assert not run.resumed
+        run.tool(call("c1"), note)
+    assert len({*seen}) == 4
+    assert holdfast.current_key() is None
+
+
+def test_unknown_keys_and_answers(home: Home) -> None:
+    in_doubt(home)
+    session = home.session()
+    with pytest.raises(NotFound, match="c1"):
+        session.resolve("c2", skip=True)
+    with pytest.raises(NotFound):
+        session.answer("approval", True)
+    mistakes: list[Any] = [{}, {"rerun": True, "skip": True}, {"result": 1, "skip": True}]
+    for wrong in mistakes:
+        with pytest.raises(InvalidRequest):
+            session.resolve("c1", **wrong)
+    with pytest.raises(NotFound):
+        home.session("nobody").pending()
+    assert len(session.pending()) == 1
+
+
+# -- changed code ----------------------------------------------------------------------------------
+
+
+def test_code_that_has_changed(home: Home) -> None:
+    def before(worker: Worker, run: holdfast.Run) -> None:
+        run.step("kept", worker.effect, 1)
+        run.step("removed", worker.effect, 2)
+        run.step("changed", worker.effect, 3)
+        raise Crash
+
+    def after(worker: Worker, run: holdfast.Run) -> None:
+        assert run.step("added", worker.effect, 0) == 0
+        assert run.step("kept", worker.effect, 1) == 1
+        with pytest.raises(StepChanged):
+            run.step("changed", worker.effect, 33, key="changed#1")
+        assert run.step("changed", worker.effect, 33, key="changed#1", on_change="reuse") == 3
+        assert run.step("changed", worker.effect, 33, key="changed#1", on_change="rerun") == 33
+
+    Worker(home.session())(before)
+    second = Worker(home.session())(after)
+    assert second.made == [0, 33]
+    assert second.run is not None
+    assert second.run.removed == ("removed#1",)
+
+
+def test_a_loop_that_is_not_entered_any_more(home: Home) -> None:
+    def before(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns():
+            run.state["turn"] = turn
+            if turn == 3:
+                raise Crash
+
+    Worker(home.session())(before)
+    with pytest.raises(StepChanged, match="turn 3"), home.session().run():
+        pass
+    assert home.session().load() == {"turn": 2}
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_a_failure_that_the_code_deals_with_comes_back(home: Home) -> None:
+    said = []
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        try:
+            run.step("bad", lambda: worker.effect(1) / 0)
+        except ZeroDivisionError as e:
+            said.append(str(e))
+        except StepFailed as e:
+            said.append(str(e))
+        if not run.resumed:
+            raise Crash
+
+    Worker(home.session())(body)
+    assert Worker(home.session())(body).made == []
+    assert said == ["division by zero"] * 2
+
+
+def test_a_failure_that_ends_the_run_is_tried_again(home: Home) -> None:
+    session, tries = home.session(), []
+
+    def flaky() -> str:
+        tries.append(1)
+        if tries.count(1) == 1:
+            raise OSError("no connection")
+        return "fine"
+
+    with pytest.raises(OSError, match="no connection"), session.run() as run:
+        run.step("before", lambda: tries.append(0))
+        run.step("call", flaky)
+    assert session.head is not None
+    assert (session.head.status, session.head.reason) == ("failed", "OSError: no connection")
+    assert home.store.abandoned() == []
+    assert [a.halted for a in home.store.abandoned(halted=True)] == [True]
+    with session.run() as run:
+        assert run.resumed
+        run.step("before", lambda: tries.append(0))
+        assert run.step("call", flaky) == "fine"
+    assert tries == [0, 1, 1]
+
+
+def test_retries(home: Home) -> None:
+    tries = []
+
+    def flaky() -> int:
+        tries.append(holdfast.current_key())
+        if len(tries) < 3:
+            raise OSError("no connection")
+        return 7
+
+    def broken() -> float:
+        tries.append("x")
+        return 1 / 0
+
+    with home.session().run() as run:
+        assert run.step("call", flaky, retries=Retries(5, on=OSError, wait=0.001)) == 7
+        with pytest.raises(ZeroDivisionError):
+            run.step("other", broken, retries=Retries(3, on=OSError))
+    assert len({*tries[:3]}) == 1
+    assert tries[3:] == ["x"]
+
+
+def test_halting(home: Home) -> None:
+    session = home.session()
+    with session.run() as run:
+        run.state["n"] = run.step("one", lambda: 1)
+        run.halt("enough for today")
+    assert session.head is not None
+    assert (session.head.status, session.head.reason) == ("halted", "enough for today")
+    with session.run() as run:
+        assert run.resumed
+        run.state["n"] = run.step("one", lambda: pytest.fail("was called"))
+    assert session.load() == {"n": 1}
+
+
+def test_ctrl_c_halts(home: Home) -> None:
+    session = home.session()
+    with pytest.raises(KeyboardInterrupt), session.run() as run:
+        run.state["n"] = 1
+        raise KeyboardInterrupt
+    assert session.head is not None
+    assert (session.head.status, session.head.reason) == ("halted", "KeyboardInterrupt")
+
+
+def test_sigterm_halts_where_it_is_asked_for(home: Home) -> None:
+    session = home.session()
+    with session.run(sigterm=True) as run:
+        run.state["n"] = 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("went on")
+    assert session.head is not None
+    assert (session.head.status, session.head.reason) == ("halted", "SIGTERM")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    try:
+        with session.run(sigterm=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert told == [1]
+
+
+# -- who may write ---------------------------------------------------------------------------------
+
+
+def test_one_worker_at_a_time(home: Home) -> None:
+    session = home.session()
+    other = home.another()
+    with session.run(state={"n": 0}) as run:
+        with pytest.raises(SessionBusy, match=str(os.getpid())), other.session("s").run():
+            pass
+        for write in (
+            lambda s: s.save({}),
+            lambda s: s.append("log", 1),
+            lambda s: s.patch(set={"n": 5}),
+            lambda s: s.rewind("@"),
+            lambda s: s.undo(),
+            lambda s: s.delete(),
+        ):
+            with pytest.raises(SessionBusy):
+                write(other.session("s"))
+        other.session("s").tag("@", "seen")
+        other.session("s").label("@", "begin")
+        other.session("s").fork("t").save({"n": 9})
+        run.state["n"] = run.step("go on", lambda: 1)
+        run.checkpoint()
+        run.state["n"] = 2
+    assert session.load() == {"n": 2}
+    other.session("s").save({"n": 3})
+    with other.session("s").run() as run:
+        assert not run.resumed
+
+
+def test_a_fenced_worker_writes_nothing(home: Home) -> None:
+    session = home.session()
+    late = session.run(state={"n": 0})
+    with pytest.raises(Fenced), late:
+        late.state["n"] = 1
+        late.checkpoint()
+        with home.another().session("s").run(takeover=True) as run:
+            assert run.resumed
+            assert run.state == {"n": 0}
+            for write in (
+                late.checkpoint,
+                lambda: late.step("zombie", lambda: 1),
+                lambda: late.tool(call("zombie"), lambda: 1),
+                lambda: late.wait_for("zombie"),
+            ):
+                with pytest.raises(Fenced):
+                    write()
+            run.state["n"] = run.step("living", lambda: 5)
+        late.step("zombie", lambda: 1)
+    assert session.load() == {"n": 5}
+    assert [c.name for c in session.tool_calls()] == []
+    assert session.pending() == []
+
+
+def test_a_heartbeat_notices_that_the_lease_is_gone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heart, "INTERVAL", 0.02)
+    noticed = threading.Event()
+    late = home.session().run()
+    with pytest.raises(Fenced), late:
+
+        def lose() -> None:
+            late._lose()
+            noticed.set()
+
+        opened = late._opened
+        assert opened is not None
+        heart.heart_of(opened.backend).begin(opened.token, opened.backend, opened.session, lose)
+        with home.another().session("s").run(takeover=True):
+            pass
+        assert noticed.wait(30)
+        late.step("zombie", lambda: pytest.fail("was called"))
+
+
+def test_leases_end_by_themselves(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a worker on another machine nobody knows more than that it is silent."""
+    real = leases.Owner.this()
+    monkeypatch.setattr(leases.Owner, "this", lambda: real._replace(host="far", boot="another"))
+    run = home.session().run(state={"n": 1})
+    run.__enter__()
+    crashed(run)
+    monkeypatch.undo()
+    with pytest.raises(SessionBusy, match="far"), home.session().run():
+        pass
+    assert home.store.abandoned() == []
+    monkeypatch.setattr(leases, "TTL", 0.0)
+    assert len(home.store.abandoned()) == 1
+    with home.session().run() as run:
+        assert run.resumed
+
+
+def test_a_dead_worker_of_this_machine_is_not_waited_for(home: Home) -> None:
+    gone = leases.Owner.this()._replace(started="1")
+    assert gone.is_gone(b"any")
+    assert not gone._replace(space="pid:[1]").is_gone(b"any")  # another container's numbers
+    assert not gone._replace(boot="another").is_gone(b"any")
+    here = leases.Owner.this()
+    token = leases.new_token()
+    assert not here.is_gone(token)
+    leases.forget(token)
+    assert here.is_gone(token)
+
+
+def test_what_moves_the_head_closes_a_run_that_is_not_active(home: Home) -> None:
+    in_doubt(home, state={"n": 1})
+    session = home.session()
+    session.save({"n": 2})
+    with session.run() as run:
+        assert not run.resumed
+        run.halt("later")
+    session.refresh()
+    session.rewind("@~1")
+    with session.run() as run:
+        assert not run.resumed
+    [left] = session.pending()  # what was in doubt stays listed
+    assert left.key == "c1"
+    with home.session("u").run(state={"n": 1}) as run:
+        run.state["n"] = 2
+        run.checkpoint()
+        run.halt("later")
+    other = home.session("u")
+    other.rewind("@~1")
+    with other.run() as run:
+        assert not run.resumed
+
+
+def test_resume_all(home: Home) -> None:
+    for n in range(5):
+
+        def body(worker: Worker, run: holdfast.Run) -> None:
+            run.step("one", worker.effect, 1)
+            raise Crash
+
+        Worker(home.session(f"s{n}"))(body)
+    home.session("done").run().__enter__().__exit__(None, None, None)
+    seen = []
+
+    def go_on(run: holdfast.Run) -> None:
+        seen.append(run.session.name)
+        if run.session.name == "s2":
+            raise OSError("again")
+        run.state["n"] = run.step("one", lambda _: pytest.fail("was called"), 1)
+
+    assert home.store.resume_all(go_on) == [f"s{n}" for n in range(5)] == seen
+    assert home.store.abandoned() == []
+    assert home.session("s1").load() == {"n": 1}
+    assert [h.session for h in home.store.abandoned(halted=True)] == ["s2"]
+    with pytest.raises(InvalidRequest), home.session("s1").run(resume=True):
+        pass
+    with pytest.raises(InvalidRequest), home.session("new").run(resume=True):
+        pass
+
+
+# -- waiting for people ----------------------------------------------------------------------------
+
+
+def test_waiting_for_an_answer(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        price = run.step("price", worker.effect, 100)
+        if run.wait_for("approval", prompt=f"{price} is fine?"):
+            run.state["bought"] = run.step("buy", worker.effect, price)
+
+    session = home.session()
+    assert Worker(session)(body).made == [100]
+    assert session.head is not None
+    assert (session.head.status, session.head.reason) == ("halted", "waiting for 'approval'")
+    [asked] = home.another().pending()
+    assert (asked.state, asked.key, asked.arguments) == ("waiting", "approval", "100 is fine?")
+    assert Worker(home.session())(body).made == []  # nobody has answered yet
+    assert len(home.session().pending()) == 1
+    with pytest.raises(NotFound, match="approval"):
+        home.another().session("s").answer("aproval", True)
+    home.another().session("s").answer("approval", True)
+    assert home.session().pending() == []
+    assert Worker(home.session())(body).made == [100]
+    assert home.session().load() == {"bought": 100}
+
+
+def test_an_answer_while_the_run_is_active(home: Home) -> None:
+    with home.session().run() as run:
+        with pytest.raises(BaseException, match="waiting"):
+            run.wait_for("go")
+        home.another().session("s").answer("go", [1])
+        assert run.wait_for("go") == [1]
+        assert run.step("next", lambda: 1) == 1
+
+
+# -- what can be looked at -------------------------------------------------------------------------
+
+
+def test_tool_calls_are_told(home: Home) -> None:
+    with home.session().run() as run:
+        run.tool(call("c1", x=1), lambda x: x + 1)
+        with pytest.raises(ZeroDivisionError):
+            run.tool(
+                {"id": "c2", "function": {"name": "bad", "arguments": '{"x": 0}'}}, lambda x: 1 / x
+            )
+        run.tool({"call_id": "c3", "name": "odd", "arguments": "{not json"}, lambda text: text)
+        run.step("model", lambda: 1)
+    first, second, third = home.session().tool_calls()
+    assert (first.id, first.name, first.arguments, first.result) == ("c1", "act", {"x": 1}, 2)
+    assert first.success
+    assert first.duration is not None
+    assert 0 <= first.duration < 60
+    assert (second.success, second.error) == (False, "division by zero")
+    assert (third.arguments, third.result) == ("{not json", "{not json")
+    with pytest.raises(InvalidRequest), home.session("t").run() as run:
+        run.tool({"name": "no id"}, lambda: 1)
+
+
+def test_partial_results(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        worker.made = run.partials("model")
+
+        def stream() -> str:
+            for chunk in ("Once", "upon"):
+                run.partial("model", chunk)
+            if not run.resumed:
+                raise Crash
+            return "Once upon a time"
+
+        run.state["text"] = run.step("model", stream)
+
+    Worker(home.session())(body)
+    assert home.session().pending()[0].partial == ("Once", "upon")
+    assert Worker(home.session())(body).made == ["Once", "upon"]
+    with home.session().run() as run, pytest.raises(NotFound):
+        run.partial("nothing", 1)
+
+
+def test_usage_of_sessions_forks_and_children(home: Home) -> None:
+    parent = home.session("parent")
+    with parent.run() as run:
+        for turn in run.turns(limit=2):
+            run.add_usage(tokens=turn, cost=0.5)
+    with home.store.session("child", parent=parent).run() as run:
+        run.add_usage(Usage(10, 1.0))
+    with home.store.session("grandchild", parent="child").run() as run:
+        run.add_usage(tokens=100)
+    fork = parent.fork("fork")
+    with fork.run() as run:
+        run.add_usage(tokens=1_000)
+    totals = home.session("parent").usage()
+    assert totals.path == totals.spent == Usage(3, 1.0)
+    assert totals.children == Usage(110, 1.0)
+    assert totals.total == Usage(113, 2.0)
+    assert home.session("fork").usage()[:3] == (Usage(1_000), Usage(3, 1.0), Usage(1_000))
+    assert home.session("grandchild").head is not None
+    assert home.session("child").usage().total == Usage(110, 1.0)
+    assert home.store.verify(read_data=True).ok
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "triggers"),
+    [
+        (None, ["run", "turn", "turn", "turn", "run"]),
+        (AfterToolCall(), ["run", *["tool_call", "turn"] * 3, "run"]),
+        (AfterLLMResponse(), ["run", *["llm", "turn"] * 3, "run"]),
+        (EveryN(2), ["run", "turn", "run"]),
+        (EverySeconds(3_600), ["run", "run"]),
+        (Never(), ["run", "run"]),
+        (Never() | AfterToolCall() | EveryN(3), ["run", *["tool_call", "turn"] * 3, "run"]),
+    ],
+)
+def test_policies(tmp_path: Path, policy: Any, triggers: list[str]) -> None:
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        with session.run(policy=policy) as run:
+            for turn in run.turns(limit=3):
+                run.step("model", lambda: 1)
+                run.tool(call(f"c{turn}"), lambda: 1)
+        assert [c.trigger for c in session.tree()] == triggers
+
+
+def test_sparse_checkpoints_lose_nothing(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns(limit=6):
+            run.state["log"].append(run.step("work", worker.effect, turn))
+            if turn == 5 and not run.resumed:
+                raise Crash
+
+    first = Worker(home.session(), state={"log": []}, policy=EveryN(3))(body)
+    assert first.made == [1, 2, 3, 4, 5]
+    assert home.session().load() == {"log": [1, 2, 3]}
+    assert Worker(home.session(), policy=EveryN(3))(body).made == [6]
+    assert home.session().load() == {"log": [1, 2, 3, 4, 5, 6]}
+
+
+def test_bad_policies() -> None:
+    for bad in (0, -1, 1.5, True):
+        with pytest.raises(InvalidRequest):
+            EveryN(bad)  # type: ignore[arg-type]
+    for wrong in (0, -1, float("inf"), float("nan"), "1"):
+        with pytest.raises(InvalidRequest):
+            EverySeconds(wrong)  # type: ignore[arg-type]
+    with holdfast.open("memory:") as store, pytest.raises(InvalidRequest):
+        store.session("s").run(policy="always")  # type: ignore[arg-type]
+
+
+# -- beside other things ---------------------------------------------------------------------------
+
+
+def test_parallel_steps(home: Home) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            futures = [
+                pool.submit(run.step, "part", worker.effect, n, key=f"part {n}") for n in range(24)
+            ]
+            run.state["parts"] = [future.result() for future in futures]
+        if not run.resumed:
+            raise Crash
+
+    assert sorted(Worker(home.session())(body).made) == [*range(24)]
+    assert Worker(home.session())(body).made == []
+    assert home.session().load() == {"parts": [*range(24)]}
+
+
+def test_concurrent_steps_of_one_key_are_refused(home: Home) -> None:
+    with home.session().run() as run:
+
+        def outer() -> None:
+            with pytest.raises(InvalidRequest, match="key="):
+                run.step("inner", lambda: 1, key="same")
+
+        run.step("outer", outer, key="same")
+
+
+def test_retention_keeps_what_a_run_goes_on_from(home: Home) -> None:
+    home.store.retention = Retention(keep_last=1)
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for turn in run.turns(limit=20):
+            for n in range(5):
+                run.state["n"] = run.step("work", worker.effect, [turn, n])
+                run.checkpoint()
+                home.store.gc()
+            if turn == 15 and not run.resumed:
+                raise Crash
+
+    Worker(home.session(), state={"n": None})(body)
+    session = home.session()
+    with pytest.raises(InvalidRequest, match="run"):
+        assert session.head is not None
+        assert session.head.run is not None
+        base = session.head.run.base
+        session.delete(next(c for c in session.tree() if c.seq == base))
+    second = Worker(home.session())(body)
+    assert second.made == [[turn, n] for turn in range(16, 21) for n in range(5)]
+    assert home.store.verify(read_data=True).ok
+
+
+def test_gc_frees_the_journal_of_what_it_frees(home: Home) -> None:
+    session = home.session()
+    for _ in range(3):
+        with session.run() as run:
+            for turn in run.turns(limit=10):
+                run.state["turn"] = run.step("work", lambda n: "x" * n, 500 + turn)
+    before = home.store.stats().rows["journal"]
+    session.refresh()
+    session.prune(Retention(keep_last=3))
+    home.store.gc()
+    assert before == 60
+    assert 0 < home.store.stats().rows["journal"] <= 8
+    assert home.store.verify(read_data=True).ok
+    with session.run() as run:
+        run.step("next", lambda: 1)
+
+
+def test_copies_take_the_journal_along(home: Home, tmp_path: Path) -> None:
+    in_doubt(home, state={"n": 1})
+    with holdfast.open(tmp_path / "copy.db") as other:
+        home.store.copy(other)
+        assert [p.key for p in other.session("s").pending()] == ["c1"]
+        assert [c.id for c in other.session("s").tool_calls()] == ["c1"]
+        assert other.verify(read_data=True).ok
+        other.session("s").save({"n": 2})  # nobody runs it there
+
+
+def test_a_damaged_entry_is_an_error(home: Home) -> None:
+    if home.kind != "sqlite":
+        return
+    in_doubt(home)
+    home._sql("UPDATE journal SET body = CAST(x'00' || substr(body, 2) AS BLOB)")
+    with pytest.raises(holdfast.Corrupt, match="entry 1"):
+        home.session().pending()
+    with pytest.raises(holdfast.Corrupt, match="entry 1"), home.session().run():
+        pass
+    assert not home.store.verify(read_data=True).ok
+
+
+def test_decorated_functions(home: Home) -> None:
+    made = []
+    with home.session().run() as run:
+
+        @run.durable
+        def double(n: int) -> int:
+            made.append(n)
+            return 2 * n
+
+        @run.durable(name="other", key="fixed")
+        def triple(n: int) -> int:
+            made.append(n)
+            return 3 * n
+
+        assert [double(1), double(2), triple(1)] == [2, 4, 3]
+        assert triple(1) == 3
+        run.halt("later")
+    assert made == [1, 2, 1]
+
+
+def test_a_run_is_entered_once_and_used_while_it_is_active(home: Home) -> None:
+    run = home.session().run()
+    with pytest.raises(InvalidRequest):
+        run.step("early", lambda: 1)
+    with run:
+        with pytest.raises(InvalidRequest):
+            run.__enter__()
+        assert run.step("now", lambda: 1) == 1
+        wrong: Any = "maybe"
+        with pytest.raises(InvalidRequest):
+            run.step("now", lambda: 1, on_doubt=wrong)
+        with pytest.raises(InvalidRequest):
+            run.step("now", lambda: 1, on_change=wrong)
+        with pytest.raises(InvalidRequest):
+            run.step("", lambda: 1)
+    with pytest.raises(InvalidRequest):
+        run.step("late", lambda: 1)
+
+
+# -- asyncio ---------------------------------------------------------------------------------------
+
+
+def test_async_runs(home: Home) -> None:
+    if home.kind == "memory":
+        return
+    made: list[Any] = []
+
+    async def model(n: int) -> int:
+        await asyncio.sleep(0)
+        made.append((n, holdfast.current_key()))
+        return n
+
+    async def agent(crash: bool) -> None:
+        async with holdfast.aopen(home.url, durability="normal", **home.options) as store:
+            session = await store.session("s")
+            async with session.run(state={"log": []}) as run:
+                async for turn in run.turns(limit=3):
+                    parts = await asyncio.gather(
+                        *[run.step("part", model, 10 * turn + n, key=f"p{n}") for n in range(4)]
+                    )
+                    run.state["log"] += parts
+                    run.state["log"].append(await run.tool(call(f"c{turn}", n=turn), lambda n: -n))
+                    if crash and turn == 2:
+                        run.core._over = True
+                        run.core._opened.let_go()  # type: ignore[union-attr]
+                        raise Crash
+
+    with pytest.raises(Crash):
+        asyncio.run(agent(crash=True))
+    assert len(made) == 8
+    asyncio.run(agent(crash=False))
+    assert len(made) == 12
+    assert all(key for _, key in made)
+    wanted = [x for t in (1, 2, 3) for x in [*range(10 * t, 10 * t + 4), -t]]
+    assert home.session().load() == {"log": wanted}
+    assert [c.result for c in home.session().tool_calls()] == [-1, -2, -3]
+
+
+def test_a_cancelled_async_run_is_resumed(home: Home) -> None:
+    if home.kind == "memory":
+        return
+    made: list[str] = []
+    begun = asyncio.Event()
+
+    async def slow() -> str:
+        made.append("slow")
+        begun.set()
+        await asyncio.sleep(600)
+        return "never"
+
+    async def quick() -> str:
+        made.append("quick")
+        return "fine"
+
+    async def agent(function: Any) -> None:
+        async with holdfast.aopen(home.url, durability="normal", **home.options) as store:
+            session = await store.session("s")
+            async with session.run() as run:
+                run.state["a"] = await run.step("first", quick)
+                run.state["b"] = await run.step("second", function, verify=lambda _: None)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(agent(slow))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    head = home.session().head
+    assert head is not None
+    assert (head.status, head.reason) == ("halted", "CancelledError")
+    assert [p.key for p in home.session().pending()] == ["second#1"]
+    asyncio.run(agent(quick))
+    assert made == ["quick", "slow", "quick"]
+    assert home.session().load() == {"a": "fine", "b": "fine"}
