@@ -24,6 +24,7 @@ from . import (
     report,
     runs,
     searching,
+    steps,
 )
 from .lab import Lab, Row
 
@@ -33,6 +34,7 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "runs": runs.every_message,
     "append-length": latency.append_by_length,
     "append-raw": latency.append_against_raw,
+    "steps": steps.steps,
     "save-large": latency.save_large,
     "save-small": latency.save_small,
     "load": reading.load,
