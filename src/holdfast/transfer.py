@@ -311,8 +311,8 @@ class _Copy:
         first = there.last_entry(here) + 1
         while page := self._reader.journal(number, first, _PAGE):
             for n, body in page:
-                facts = records.unseal_entry(number, n, body)
-                out.append((n, records.seal_entry(here, n, facts)))
+                encoded = records.open_entry(number, n, body)
+                out.append((n, records.seal_entry(here, n, encoded)))
             first = page[-1][0] + 1
         return out
 

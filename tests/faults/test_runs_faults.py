@@ -293,12 +293,12 @@ def resume_all(place: Place, prefix: str, ours: int, theirs: int, out: int) -> N
 def notes_beginnings_late(patch: pytest.MonkeyPatch) -> None:
     """STARTED is written with the end."""
     put = Journal._put
-    held: list[dict[str, Any]] = []
+    held: list[tuple[dict[str, Any], bytes]] = []
 
-    def late(self: Journal, entries: list[dict[str, Any]]) -> None:
-        if entries[0]["what"] == "started":
+    def late(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
+        if entries[0][0]["what"] == "started":
             held.extend(entries)
-            self.calls.apply(self.next, entries[0])
+            self.calls.apply(self.next, entries[0][0])
         else:
             put(self, [*held, *entries])
             held.clear()
@@ -310,9 +310,9 @@ def notes_no_ends(patch: pytest.MonkeyPatch) -> None:
     """DONE is remembered, but not written."""
     put = Journal._put
 
-    def forgetful(self: Journal, entries: list[dict[str, Any]]) -> None:
-        if entries[0]["what"] == "done":
-            self.calls.apply(0, entries[0])
+    def forgetful(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
+        if entries[0][0]["what"] == "done":
+            self.calls.apply(0, entries[0][0])
         else:
             put(self, entries)
 
@@ -322,12 +322,12 @@ def notes_no_ends(patch: pytest.MonkeyPatch) -> None:
 def notes_ends_later(patch: pytest.MonkeyPatch) -> None:
     """DONE is written, but not before the result is returned."""
     put = Journal._put
-    held: list[dict[str, Any]] = []
+    held: list[tuple[dict[str, Any], bytes]] = []
 
-    def lazy(self: Journal, entries: list[dict[str, Any]]) -> None:
+    def lazy(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
         held.extend(entries)
-        if entries[0]["what"] == "done":
-            self.calls.apply(0, entries[0])
+        if entries[0][0]["what"] == "done":
+            self.calls.apply(0, entries[0][0])
         else:
             put(self, held)
             held.clear()

@@ -36,6 +36,7 @@ FIELDS = {
 }  # fmt: skip
 _NAMES = {short: name for name, short in FIELDS.items()}
 _PLAIN_MAX = 384
+_PLAIN_ENTRY = 1024
 _MAYBE_INT = (int, type(None))
 _MAYBE_BYTES = (bytes, type(None))
 
@@ -401,17 +402,22 @@ def unseal_lease(session: int, body: bytes) -> dict[str, Any]:
     return facts
 
 
-def seal_entry(session: int, number: int, facts: dict[str, Any]) -> bytes:
-    """What a run notes in its session's journal."""
-    return rows.seal(rows.JOURNAL, position(session, number), values.encode_exact(facts))
+def seal_entry(session: int, number: int, encoded: bytes) -> bytes:
+    """What a run notes in its session's journal: a dict of facts, encoded."""
+    level = rows.PLAIN if len(encoded) <= _PLAIN_ENTRY else rows.FAST
+    return rows.seal(rows.JOURNAL, position(session, number), encoded, 0, level)
+
+
+def open_entry(session: int, number: int, body: bytes) -> bytes:
+    """The encoded facts of an entry."""
+    what = f"entry {number} of the journal"
+    return rows.unseal(rows.JOURNAL, position(session, number), body, what)[1]
 
 
 def unseal_entry(session: int, number: int, body: bytes) -> dict[str, Any]:
-    what = f"entry {number} of the journal"
-    _, payload = rows.unseal(rows.JOURNAL, position(session, number), body, what)
-    facts = values.decode(payload)
+    facts = values.decode(open_entry(session, number, body))
     if type(facts) is not dict:
-        raise Corrupt(f"{what} does not decode")
+        raise Corrupt(f"entry {number} of the journal does not decode")
     return facts
 
 

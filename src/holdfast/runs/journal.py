@@ -26,6 +26,8 @@ _PAGE = 500
 Outcome = Literal["started", "done", "failed", "skipped", "rerun"]
 Where = tuple[str, int, str]
 """Run, turn and key."""
+_Note = tuple[dict[str, Any], bytes]
+"""What an entry says, and the same encoded."""
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class Journal:
         self._backend, self.session, self._token = backend, session, token
         self.calls = Calls()
         self.next = 1
-        self._group: Group[dict[str, Any]] = Group(self._write)
+        self._group: Group[_Note] = Group(self._write)
 
     def catch_up(self, reader: Reader, first: int | None = None) -> None:
         """Read what is there, and was not read yet."""
@@ -178,38 +180,33 @@ class Journal:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Durable when this returns."""
-        self._group.join(facts)
+        self._group.join((facts, values.encode_exact(facts)))
 
-    def _write(self, members: list[Member[dict[str, Any]]]) -> None:
-        ready: list[Member[dict[str, Any]]] = []
-        for member in members:
-            try:
-                values.encode_exact(member.change)  # so that it fails alone
-                ready.append(member)
-            except HoldfastError as e:
-                member.finish(e)
+    def _write(self, members: list[Member[_Note]]) -> None:
         try:
-            if ready:
-                self._put([member.change for member in ready])
+            self._put([member.change for member in members])
         except HoldfastError as e:
-            for member in ready:
+            for member in members:
                 member.finish(e)
         else:
-            for member in ready:
+            for member in members:
                 member.finish()
 
-    def _put(self, entries: list[dict[str, Any]]) -> None:
+    def _put(self, notes: list[_Note]) -> None:
         while True:
             first = self.next
-            rows = [records.seal_entry(self.session, n, e) for n, e in enumerate(entries, first)]
+            rows = [
+                records.seal_entry(self.session, n, encoded)
+                for n, (_, encoded) in enumerate(notes, first)
+            ]
             try:
                 self._backend.jot(Jot(self.session, self._token, first, rows))
             except Moved:
                 self._look_again()
             else:
-                for n, facts in enumerate(entries, first):
+                for n, (facts, _) in enumerate(notes, first):
                     self.calls.apply(n, facts)
-                self.next = first + len(entries)
+                self.next = first + len(notes)
                 return
 
     def _look_again(self) -> None:
