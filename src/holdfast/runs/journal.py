@@ -41,7 +41,7 @@ class Call:
     turn: int
     key: str
     name: str
-    digest: bytes
+    digest: str
     """Of its arguments."""
     arguments: Any
     idempotency_key: str
@@ -59,9 +59,9 @@ class Call:
         return self.run, self.turn, self.key
 
 
-def digest_of(arguments: Any) -> bytes:
+def digest_of(arguments: Any) -> str:
     try:
-        return sha256(values.encode(arguments)).digest()
+        return sha256(values.encode(arguments)).hexdigest()
     except NotSerializable:
         values.check(arguments, "arguments")
         raise

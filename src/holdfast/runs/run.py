@@ -364,7 +364,7 @@ class RunCore:
         ordinal = self._ordinals[turn, name] = self._ordinals.get((turn, name), 0) + 1
         return f"{name}#{ordinal}"
 
-    def _is_over(self, call: Call, digest: bytes, on_doubt: str, on_change: str) -> bool:
+    def _is_over(self, call: Call, digest: str, on_doubt: str, on_change: str) -> bool:
         """Whether nothing has to be called, and nothing to be found out."""
         if call.outcome == "rerun":
             return False
@@ -425,7 +425,7 @@ class RunCore:
             call = self._journal.calls.all.get(where)
             if call is None:
                 idem = idempotency_key(*where)
-                call = Call(0, "wait", *where, name, b"", prompt, idem, now_us())
+                call = Call(0, "wait", *where, name, "", prompt, idem, now_us())
                 self._journal.note(started(call))
             elif call.outcome == "done":
                 return call.result
