@@ -727,10 +727,15 @@ def test_usage_of_sessions_forks_and_children(home: Home) -> None:
     fork = parent.fork("fork")
     with fork.run() as run:
         run.add_usage(tokens=1_000)
+    with home.session("parent").run() as run:
+        again = run.id
+        run.add_usage(tokens=7)
     totals = home.session("parent").usage()
-    assert totals.path == totals.spent == Usage(3, 1.0)
+    assert totals.runs.pop(again) == Usage(7)
+    assert [*totals.runs.values()] == [Usage(3, 1.0)]
+    assert totals.path == totals.spent == Usage(10, 1.0)
     assert totals.children == Usage(110, 1.0)
-    assert totals.total == Usage(113, 2.0)
+    assert totals.total == Usage(120, 2.0)
     assert home.session("fork").usage()[:3] == (Usage(1_000), Usage(3, 1.0), Usage(1_000))
     assert home.session("grandchild").head is not None
     assert home.session("child").usage().total == Usage(110, 1.0)

@@ -30,6 +30,8 @@ class Totals(NamedTuple):
     """Of all checkpoints of this session, those on branches that were left as well."""
     children: Usage
     """What the sessions have spent whose parent this is, and theirs."""
+    runs: dict[str, Usage]
+    """Of what this session has spent: by the ids of its runs."""
 
     @property
     def total(self) -> Usage:
@@ -48,20 +50,25 @@ def totals(reader: Reader, number: int, name: str) -> Totals:
             else:
                 inherited += checkpoint.usage
         at = following
-    return Totals(path, inherited, _spent(reader, number), _children(reader, name, {number}))
+    spent, runs = _spent(reader, number)
+    return Totals(path, inherited, spent, _children(reader, name, {number}), runs)
 
 
-def _spent(reader: Reader, number: int) -> Usage:
+def _spent(reader: Reader, number: int) -> tuple[Usage, dict[str, Usage]]:
+    """Of all checkpoints of a session, and of those of each run."""
     out = Usage()
+    runs: dict[str, Usage] = {}
     for seq, id, body in all_rows(reader, number):
         try:
-            tokens, cost = records.unseal_checkpoint(number, seq, id, body).record.extra.get(
-                "usage", (0, 0.0)
-            )
+            extra = records.unseal_checkpoint(number, seq, id, body).record.extra
         except UNREADABLE:
             continue  # verify() tells of it
-        out += Usage(tokens, cost)
-    return out
+        usage = Usage(*extra.get("usage", (0, 0.0)))
+        out += usage
+        if "run" in extra:
+            run = extra["run"][0]
+            runs[run] = runs.get(run, Usage()) + usage
+    return out, runs
 
 
 def _children(reader: Reader, name: str, seen: set[int]) -> Usage:
@@ -76,7 +83,7 @@ def _children(reader: Reader, name: str, seen: set[int]) -> Usage:
             if records.former_name(child, found[0]) is not None:
                 continue  # deleted
             seen.add(child)
-            out += _spent(reader, child)
+            out += _spent(reader, child)[0]
             out += _children(reader, records.decode_name(found[0]), seen)
         high = page[-1]
     return out
