@@ -868,7 +868,8 @@ def test_copies_take_the_journal_along(home: Home, tmp_path: Path) -> None:
         assert [p.key for p in other.session("s").pending()] == ["c1"]
         assert [c.id for c in other.session("s").tool_calls()] == ["c1"]
         assert other.verify(read_data=True).ok
-        other.session("s").save({"n": 2})  # nobody runs it there
+        with other.session("s").run() as run:  # nobody runs it there
+            assert not run.resumed
 
 
 def test_a_damaged_entry_is_an_error(home: Home) -> None:
@@ -881,6 +882,19 @@ def test_a_damaged_entry_is_an_error(home: Home) -> None:
     with pytest.raises(holdfast.Corrupt, match="entry 1"), home.session().run():
         pass
     assert not home.store.verify(read_data=True).ok
+
+
+def test_a_lost_lease_is_an_error(home: Home) -> None:
+    """A new run would do again what was done."""
+    if home.kind not in ("sqlite", "postgres"):
+        return
+    in_doubt(home, state={"n": 1})
+    home._sql("DELETE FROM leases")
+    with pytest.raises(holdfast.Corrupt, match="lease"), home.session().run():
+        pass
+    with home.session().run(resume=False) as run:
+        assert not run.resumed
+    assert [p.key for p in home.session().pending()] == ["c1"]
 
 
 def test_decorated_functions(home: Home) -> None:

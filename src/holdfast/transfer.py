@@ -17,6 +17,7 @@ from holdfast.cargo import Cargo, Load, Pairing
 from holdfast.codec import records
 from holdfast.codec.records import MAX_SEQ, Head, Info, position
 from holdfast.errors import UNREADABLE, Conflict, Corrupt, InvalidRequest
+from holdfast.leases import Held
 from holdfast.live import Spans, all_rows
 from holdfast.source import StoredSource
 
@@ -289,6 +290,10 @@ class _Copy:
             journal=self._entries(there, number, here),
         )
         notes.copied = copied
+        lease = reader.lease(number)
+        if lease is not None and there.lease(here) is None:
+            # A run goes on here, if at all; a journal without a lease would be damage.
+            notes.lease = (b"", Held.read(lease)._replace(open=False).seal(here))
         return notes
 
     def _buried(self, notes: Notes, there: Reader, number: int, here: int) -> None:
@@ -361,7 +366,7 @@ def _says(notes: Notes) -> bool:
     return any(
         (
             notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,
-            copied.operations, copied.gaps, copied.journal,
+            copied.operations, copied.gaps, copied.journal, notes.lease,
         )
     )  # fmt: skip
 

@@ -37,9 +37,18 @@ def read(ledger: Ledger) -> list[tuple[int, bytes]]:
     return [(n, row) for n, row in _entries(data) if n >= ledger.journal_from]
 
 
+def _split(data: bytes) -> tuple[list[bytes], bytes]:
+    """The lines that count, and what is torn behind them.
+
+    Where only the end of the last line is damaged, it is complete all the same.
+    """
+    *lines, last = data.split(b"\n")
+    return ([*lines, last], b"") if _entry(last) is not None else (lines, last)
+
+
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
     n = 0
-    for line in data.split(b"\n")[:-1]:
+    for line in _split(data)[0]:
         entry = _entry(line)
         if entry is None:
             n += 1
@@ -58,7 +67,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     digits = line[len(_BEGIN) : line.find(b",")]
     if not line.startswith(_BEGIN) or not digits.isdigit():
         return None
-    return text.read_line(int(digits), line)
+    return text.read_line(int(digits), line) or text.read_line(int(digits), line[:-1])
 
 
 def _line(session: int, first: int, entries: Sequence[bytes]) -> bytes:
@@ -94,8 +103,10 @@ def _add(home: Home, ledger: Ledger, first: int, lines: list[bytes]) -> None:
         inode, end, last = home.journals.get(path, (0, 0, 0))
         if (inode, end) != (found.st_ino, found.st_size):
             data = os.pread(handle, found.st_size, 0)
-            end = data.rfind(b"\n") + 1
+            end = len(data) - len(_split(data)[1])
             last = max([n for n, _ in _entries(data)], default=0)
+            if end and data[end - 1 : end] != b"\n":
+                lines = [b"\n", *lines]
             home.unsettle(path)
         if first <= last:
             raise Moved
@@ -131,6 +142,8 @@ def slim(ledger: Ledger) -> bytes | None:
 
 
 def lease_of(ledger: Ledger) -> Lease | None:
+    if max(ledger.damaged, default=0) > ledger.lease_at and (ledger.folder / JOURNAL).exists():
+        return Lease(ledger.number, b"", _DAMAGED, float("inf"))  # a later line may have told more
     if ledger.lease is None:
         return None
     token, row = ledger.lease

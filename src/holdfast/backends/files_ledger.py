@@ -173,6 +173,8 @@ class Ledger:
         self.freed: set[int] = set()
         self.sweeps: set[str] = set()
         self.lease: tuple[bytes, bytes] | None = None
+        self.lease_at = 0
+        """The number of the line that says so."""
         self.journal_from = 0
         """Entries of the journal with lower numbers are freed."""
 
@@ -326,7 +328,7 @@ class Ledger:
             self.gaps.setdefault(seq, []).append(gap)
         if "lease" in entry:
             token, row = entry["lease"]
-            self.lease = (bytes.fromhex(token), text.hide_row(row))
+            self.lease, self.lease_at = (bytes.fromhex(token), text.hide_row(row)), entry["n"]
         self.journal_from = max(self.journal_from, entry.get("journal", 0))
         if "sweep" in entry:
             self.sweeps.add(entry["sweep"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import leases, lineage
 from holdfast.backends.base import Change, Moved, Notes
 from holdfast.codec import load as loading
-from holdfast.errors import UNREADABLE, Conflict, Fenced, InvalidRequest, SessionBusy
+from holdfast.errors import UNREADABLE, Conflict, Corrupt, Fenced, InvalidRequest, SessionBusy
 from holdfast.leases import Held, Owner
 from holdfast.lineage import Place
 from holdfast.runs.heart import heart_of
@@ -164,6 +164,10 @@ def _interrupted(reader: Reader, number: int, head: Head, tip: Row) -> Held | No
     """The run that the session was left in, if its head is still where that has left it."""
     lease = reader.lease(number)
     if lease is None:
+        if head.lease is not None or reader.last_entry(number):
+            raise Corrupt(
+                "the lease of the session is missing", hint="run(resume=False) begins a new run"
+            )
         return None
     held = Held.read(lease)
     if not held.open:
