@@ -389,6 +389,7 @@ def test_row19_created_at_lives_on(home: Home) -> None:
             assert seqs(store.find(until=c.created_at))[::-1] == seqs(left[:n])
     moments = [before, *(op.created_at for op in home.session().ops()), dt.datetime.now(dt.UTC)]
     assert moments == sorted(moments)
+    assert any(time.microsecond for time in times.values())
 
 
 def test_row23_steps_after_undo_gc_and_restart(home: Home) -> None:

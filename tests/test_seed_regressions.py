@@ -898,7 +898,7 @@ def rewind_destroys(patch: pytest.MonkeyPatch) -> None:
 
     def rewind(self: Any, revision: Any) -> Any:
         target = real(self, revision)
-        held = self._store.backend._checkpoints[self._writer.number]
+        held = self.store.backend._checkpoints[self._writer.number]
         for seq in [seq for seq in held if seq > target.seq]:
             del held[seq]
         return target
