@@ -1716,7 +1716,7 @@ def origin_by_name(patch: Patch) -> None:
 
 def fork_copies(patch: Patch) -> None:
     def fork(self: Any, name: str, at: Any = None) -> Any:
-        other = self._store.session(name)
+        other = self.store.session(name)
         other.save(self.load(at))
         return other
 
