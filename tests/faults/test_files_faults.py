@@ -33,7 +33,7 @@ from .test_bitrot import Agreeable
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "20_000"))
 STATES = int(os.environ.get("HOLDFAST_STATES", "1_000_000"))
 FLIPS = int(os.environ.get("HOLDFAST_FLIPS", "0")) or 1 << 40  # all there are
-TRIES = 10  # a mutant may be lucky
+TRIES = 40  # a mutant may be lucky, most of all on a busy machine
 recorded = functools.cache(functools.partial(powerloss.record, backend="files"))
 subject = functools.cache(functools.partial(subjects.subject, closed=True, backend="files"))
 

@@ -24,7 +24,7 @@ from . import agents, processes
 from .agents import SECONDS, Agent, Place, Report, trail_of
 
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "400"))
-TRIES = 10  # a mutant may be lucky
+TRIES = 40  # a mutant may be lucky, most of all on a busy machine
 POLICIES: list[Policy | None] = [None, AfterToolCall(), AfterLLMResponse(), EveryN(3)]
 
 
