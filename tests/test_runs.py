@@ -872,9 +872,8 @@ def test_copies_take_the_journal_along(home: Home, tmp_path: Path) -> None:
             assert not run.resumed
 
 
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
 def test_a_damaged_entry_is_an_error(home: Home) -> None:
-    if home.kind != "sqlite":
-        return
     in_doubt(home)
     home._sql("UPDATE journal SET body = CAST(x'00' || substr(body, 2) AS BLOB)")
     with pytest.raises(holdfast.Corrupt, match="entry 1"):
@@ -884,10 +883,9 @@ def test_a_damaged_entry_is_an_error(home: Home) -> None:
     assert not home.store.verify(read_data=True).ok
 
 
+@pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)
 def test_a_lost_lease_is_an_error(home: Home) -> None:
     """A new run would do again what was done."""
-    if home.kind not in ("sqlite", "postgres"):
-        return
     in_doubt(home, state={"n": 1})
     home._sql("DELETE FROM leases")
     with pytest.raises(holdfast.Corrupt, match="lease"), home.session().run():
@@ -939,9 +937,8 @@ def test_a_run_is_entered_once_and_used_while_it_is_active(home: Home) -> None:
 # -- asyncio ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("home", ["sqlite", "files", "postgres"], indirect=True)
 def test_async_runs(home: Home) -> None:
-    if home.kind == "memory":
-        return
     made: list[Any] = []
 
     async def model(n: int) -> int:
@@ -975,9 +972,8 @@ def test_async_runs(home: Home) -> None:
     assert [c.result for c in home.session().tool_calls()] == [-1, -2, -3]
 
 
+@pytest.mark.parametrize("home", ["sqlite", "files", "postgres"], indirect=True)
 def test_a_cancelled_async_run_is_resumed(home: Home) -> None:
-    if home.kind == "memory":
-        return
     made: list[str] = []
     begun = asyncio.Event()
 

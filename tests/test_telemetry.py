@@ -15,10 +15,14 @@ import holdfast
 from holdfast import telemetry
 
 
-def test_spans_and_metrics() -> None:
-    spans, numbers = InMemorySpanExporter(), InMemoryMetricReader()
-    tracers = TracerProvider()
+def providers() -> tuple[InMemorySpanExporter, TracerProvider, InMemoryMetricReader]:
+    spans, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
+    return spans, tracers, InMemoryMetricReader()
+
+
+def test_spans_and_metrics() -> None:
+    spans, tracers, numbers = providers()
     with holdfast.open("memory:") as store:
         telemetry.instrument(store, tracers, MeterProvider([numbers]))
         session = store.session("s")
@@ -65,9 +69,7 @@ def test_a_store_that_is_not_instrumented_has_plain_sessions() -> None:
 
 
 def test_runs_are_told_of() -> None:
-    spans, numbers = InMemorySpanExporter(), InMemoryMetricReader()
-    tracers = TracerProvider()
-    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    spans, tracers, numbers = providers()
     with holdfast.open("memory:") as store:
         telemetry.instrument(store, tracers, MeterProvider([numbers]))
         session = store.session("s")
