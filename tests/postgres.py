@@ -96,6 +96,11 @@ class Server:
         if self._process.poll() is not None:
             self.start()
 
+    def checkpoint(self) -> None:
+        """All that was done so far is durable."""
+        with admin(self.url) as link:
+            link.execute("CHECKPOINT")
+
     def kill(self) -> None:
         """As a power cut would end it, but for what the system still writes."""
         children = subprocess.run(

@@ -297,7 +297,7 @@ class Writer:
         if label is not None or tags:
             notes.marks = seal_marks(number, seq, label, tags)
         if tip is not None and tip is not self.tip:
-            notes.needs = [tip.place]
+            notes.needs, notes.parent = [tip.place], tip.id
             if "origin" in extra:
                 notes.origin = tip.place
         return notes
@@ -308,7 +308,8 @@ class Writer:
             return
         with self.store.backend.reader() as reader:
             place = parent.place
-            if reader.checkpoint(*place) is None or lineage.is_buried(reader, place):
+            found = reader.checkpoint(*place)
+            if found is None or found[0] != parent.id or lineage.is_buried(reader, place):
                 raise CheckpointNotFound("the parent was deleted meanwhile")
 
     def _check_free(self) -> None:

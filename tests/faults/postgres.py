@@ -18,6 +18,7 @@ from itertools import islice
 import psycopg
 
 import holdfast
+from holdfast.errors import HoldfastError
 from tests.postgres import Server
 
 from . import processes, workload
@@ -104,7 +105,11 @@ def _strays(url: str, ledger: Ledger) -> Iterator[str]:
             known = [c.id for c in session.tree()] if session.exists() else []
             after = {"after the fault"}  # what the check of the next save has added
             for id in known:
-                state = session.load(id)
+                try:
+                    state = session.load(id)
+                except HoldfastError as e:
+                    yield f"unreadable: {id} of {name!r}: {e}"
+                    continue
                 if id not in told and not after & state.keys():
                     yield f"never acknowledged: {id} of {name!r}"
 

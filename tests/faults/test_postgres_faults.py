@@ -150,14 +150,67 @@ def test_mutant_that_reserves_without_waiting_for_the_disk(server, url, monkeypa
 def given_twice(server: servers.Server, url: str) -> set[int]:
     """Numbers that two clients have, one of which was there before a crash of the server."""
     with holdfast.open(url, create=True) as before:
-        with servers.admin(server.url) as link:
-            link.execute("CHECKPOINT")
+        server.checkpoint()
         first = before.backend.reserve("stream", 100)
         server.kill()
         server.start()
         with holdfast.open(url) as after:
             second = after.backend.reserve("stream", 100)
     return set(range(first, first + 100)) & set(range(second, second + 100))
+
+
+def freed_by_a_gc_that_was_forgotten(server: servers.Server, url: str) -> bool:
+    """Whether anything is damaged by a crash between the two halves of gc."""
+    with holdfast.open(url, create=True, durability="normal") as store:
+        session = store.session("s")
+        session.save({"items": list(range(100))})
+        lost = session.save({"other": [f"long {n}" for n in range(1_000)]})
+        session.rewind("@~1")
+        session.delete(lost)
+        server.checkpoint()  # so far all is durable
+        trim = store.backend.trim
+
+        def crash_and_trim(*args: Any) -> int:
+            server.kill()
+            server.start()
+            return trim(*args)
+
+        with patch.object(store.backend, "trim", crash_and_trim):
+            store.gc()
+    with holdfast.open(url) as store:
+        return not store.verify(read_data=True).ok
+
+
+def test_gc_waits_for_the_disk_whatever_the_durability(server, url):
+    assert not freed_by_a_gc_that_was_forgotten(server, url)
+
+
+def test_mutant_that_frees_without_waiting_for_the_disk(server, url):
+    with patch.object(postgres_link.Target, "_replace", lambda self, **_: self):
+        assert freed_by_a_gc_that_was_forgotten(server, url)
+
+
+def test_a_parent_that_a_server_forgot_is_not_another_that_took_its_place(server, url):
+    with holdfast.open(url, create=True, durability="normal") as store:
+        session = store.session("s")
+        session.save({"n": 0})
+        server.checkpoint()
+        forgotten = session.save({"n": 1, "items": [f"long {n}" for n in range(1_000)]})
+        commit = store.backend.commit
+
+        def crash_and_commit(*args: Any) -> None:
+            crashing.stop()
+            server.kill()
+            server.start()
+            with holdfast.open(url) as other:
+                assert other.session("s").save({"n": 2}).step == forgotten.step
+            commit(*args)
+
+        crashing = patch.object(store.backend, "commit", crash_and_commit)
+        crashing.start()
+        with pytest.raises(holdfast.CheckpointNotFound):
+            session.fork("fork")
+        assert not store.session("fork").exists()
 
 
 # -- many at once ----------------------------------------------------------------------------------

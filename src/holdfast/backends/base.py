@@ -78,6 +78,9 @@ class Notes:
     needs: Sequence[tuple[int, int]] = ()
     """session and seq of other checkpoints that must be there still, and not deleted unless that is
     taken back; else Gone is raised"""
+    parent: bytes | None = None
+    """The id of the first of those: the new checkpoint is built on that one, and on no other that
+    came in its place because a server forgot what it had acknowledged."""
     shares: Sequence[bytes] = ()
     """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
     lease: tuple[bytes, bytes] | None = None

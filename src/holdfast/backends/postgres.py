@@ -256,11 +256,12 @@ class PostgresBackend(Backend):
 
     def _collect(self, do: Callable[[Link], _T]) -> _T:
         """In a transaction of gc. What was done already is not found a second time."""
+        # Always durable: if a sweep were forgotten, a trim would take rows that are needed again.
         self._check_writable()
-        deadline = self._deadline()
+        deadline, target = self._deadline(), self._target._replace(durability="full")
         for pause in _pauses():
             try:
-                link = self._target.connect()
+                link = target.connect()
                 try:
                     with self._gc(link):
                         done = do(link)

@@ -317,6 +317,11 @@ def _check_there(link: Link, notes: Notes) -> None:
     [(buried,)] = link.execute(_BURIED, (_ints(alive),)).fetchall()
     if there < len(places) or buried:
         raise Gone
+    if notes.parent is not None:
+        pos = Int8(position(*notes.needs[0]))
+        [(id,)] = link.execute("SELECT id FROM checkpoints WHERE pos = %s", (pos,)).fetchall()
+        if id != notes.parent:
+            raise Gone
 
 
 # A server that is ended while it waits for its standby then shows a change that only it has. This
