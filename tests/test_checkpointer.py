@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
@@ -11,10 +13,11 @@ import pytest
 
 import holdfast
 from holdfast.backends import sqlite_checkpointer
+from holdfast.backends.sqlite import SqliteBackend
 from holdfast.backends.sqlite_checkpointer import Checkpointer
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def fill(session: holdfast.Session, count: int = 60) -> None:
@@ -79,3 +82,37 @@ def test_the_writer_does_it_if_the_thread_does_not_keep_up(
         fill(store.session("s"))
         assert path.stat().st_size > before
         assert store.verify().ok
+
+
+def rounds(path: Path) -> bytes:
+    """How often the log was begun anew."""
+    return Path(f"{path}-wal").read_bytes()[12:16]
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_the_log_begins_anew_although_savers_go_on(
+    tmp_path: Path, mutant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save between the two passes does not keep the log from being all written back."""
+    path = tmp_path / "store.db"
+    with holdfast.open(path) as store:
+        session, backend = store.session("s"), store.backend
+        assert isinstance(backend, SqliteBackend)
+        fill(session)
+
+        @contextmanager
+        def after_a_save() -> Iterator[None]:
+            session.append("log", "while the log was written back")
+            if mutant:
+                raise apsw.BusyError  # and there is no second pass
+            with backend._alone():
+                yield
+
+        connection = backend._connect()
+        monkeypatch.setattr(backend._checkpointer, "_alone", after_a_save)
+        with suppress(apsw.BusyError):
+            backend._checkpointer._write_back(connection)
+        connection.close()
+        before = rounds(path)
+        session.append("log", "the next one")
+        assert (rounds(path) == before) is mutant

@@ -205,24 +205,30 @@ def test_those_who_wait_are_written_together(
     """The disk is waited for once for many: far fewer times than there are saves."""
     backend, saves, commits = sqlite.store.backend, 10, list[int]()
     assert isinstance(backend, SqliteBackend)
-    write_many = backend._write_many
+    write_many, write_one = backend._write_many, backend._write_one
 
     def write(members: list[Member]) -> None:
         commits.append(len(members))
         time.sleep(0.003)
         write_many(members)
 
+    def write_alone(change: Any) -> None:
+        commits.append(1)
+        time.sleep(0.003)
+        write_one(change)
+
     def commit(change: Any) -> None:
         if backend._group.lock.locked():
             join(change)
         else:
             with backend._group.lock:  # the mutant: whoever waits for the lock writes alone
-                write([Member(change)])
+                write_alone(change)
             backend._group.wake()
 
     join = backend._group.join
     sessions = [sqlite.filled(1, f"s{n}") for n in range(16)]
     monkeypatch.setattr(backend._group, "_write", write)
+    monkeypatch.setattr(backend._group, "_write_one", write_alone)
     if overtaking:
         monkeypatch.setattr(backend, "commit", commit)
 

@@ -47,16 +47,21 @@ def finish_all(members: list[Member[_T]], outcomes: list[BaseException | None]) 
 
 
 class Group(Generic[_T]):
-    """`write` writes the changes of several members, and finishes each of them.
+    """`write` writes the changes of several members, and finishes each of them; `write_one`, the
+    short way, the change of one who is alone.
 
     An exception may strike anywhere (Ctrl-C in the main thread). So the lock is only ever taken by
     `with`, which leaves it in no case; and whoever waits for a sign looks around now and then.
     """
 
-    def __init__(self, write: Callable[[list[Member[_T]]], None]) -> None:
+    def __init__(
+        self,
+        write: Callable[[list[Member[_T]]], None],
+        write_one: Callable[[_T], None] | None = None,
+    ) -> None:
         self.lock = threading.Lock()
         """Whoever holds it writes. Who finds it taken joins those who wait."""
-        self._write = write
+        self._write, self._write_one = write, write_one
         self._waiting: deque[Member[_T]] = deque()
 
     def wake(self) -> None:
@@ -67,6 +72,14 @@ class Group(Generic[_T]):
 
     def join(self, change: _T) -> None:
         """Wait until the change is written, by another or by ourselves."""
+        if self._write_one is not None and not self._waiting and not self.lock.locked():
+            try:
+                with self.lock:
+                    self._write_one(change)
+                return
+            finally:
+                if self._waiting:
+                    self.wake()
         member = Member(change)
         self._waiting.append(member)
         try:

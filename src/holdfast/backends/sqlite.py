@@ -51,10 +51,10 @@ class SqliteBackend(Backend):
     ) -> None:
         self.path, self.read_only = path, read_only
         self._options = {"durability": durability, "timeout": timeout}
-        self._group = Group(self._write_many)
+        self._group = Group(self._write_many, self._write_one)
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
-        self._checkpointer = Checkpointer(self._connect)
+        self._checkpointer = Checkpointer(self._connect, self._alone)
         self._writer: apsw.Connection | None = None
         self._readers: list[apsw.Connection] = []
         self._watcher: apsw.Connection | None = None
@@ -217,16 +217,22 @@ class SqliteBackend(Backend):
                 member.finish(e)
 
     @contextmanager
-    def _transaction(self) -> Iterator[apsw.Connection]:
+    def _alone(self) -> Iterator[None]:
+        """While no other thread writes."""
         try:
-            with self._group.lock, files.translated(self.path):
-                try:
-                    yield self._writing()
-                except BaseException:
-                    self._undo()
-                    raise
+            with self._group.lock:
+                yield
         finally:
             self._group.wake()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[apsw.Connection]:
+        with self._alone(), files.translated(self.path):
+            try:
+                yield self._writing()
+            except BaseException:
+                self._undo()
+                raise
 
     def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
         with self._transaction() as connection:

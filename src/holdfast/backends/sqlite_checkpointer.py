@@ -12,6 +12,7 @@ import apsw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 _log = logging.getLogger("holdfast")
 
@@ -25,8 +26,12 @@ _TRIES = 5
 class Checkpointer:
     """Started when it is first needed."""
 
-    def __init__(self, connect: Callable[[], apsw.Connection]) -> None:
-        self._connect = connect
+    def __init__(
+        self,
+        connect: Callable[[], apsw.Connection],
+        alone: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._connect, self._alone = connect, alone
         self.reset()
 
     def reset(self) -> None:
@@ -68,13 +73,23 @@ class Checkpointer:
                 try:
                     connection = self._connect()
                     try:
-                        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                        self._write_back(connection)
                     finally:
                         connection.close()
                 except apsw.BusyError:
                     continue  # somebody else is at it
                 except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
                     _log.warning("the log could not be written back: %s", e)
+
+    def _write_back(self, connection: apsw.Connection) -> None:
+        """Most of the log beside the savers, and the rest while those of this process wait.
+
+        Only a log that is all written back is begun anew. One that grows instead makes every
+        commit slower: its new size, too, has to be on the disk.
+        """
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        with self._alone():
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def empty(self) -> None:
         """Write the whole log back and cut it, unless somebody is in the way: the file shrinks."""
