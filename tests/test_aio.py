@@ -141,7 +141,7 @@ def test_aopen_has_the_options_of_open():
 
 
 def test_sync_users_do_not_import_asyncio():
-    code = "import holdfast, sys; sys.exit('asyncio' in sys.modules)"
+    code = "import holdfast, sys; holdfast.Store, holdfast.Run; sys.exit('asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     with pytest.raises(AttributeError, match="aopne"):
         holdfast.aopne  # type: ignore[attr-defined]  # noqa: B018
