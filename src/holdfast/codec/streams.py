@@ -15,7 +15,9 @@ from holdfast.errors import Corrupt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-LOOSE_ITEMS, LOOSE_BYTES = 4, 4 << 10
+# Fewer loose rows would be packed more often, and every pack frees pages and takes new ones: more
+# than half of all commits would write twice as many pages as the others.
+LOOSE_ITEMS, LOOSE_BYTES = 10, 4 << 10
 PACK_ITEMS, PACK_BYTES = 64, 64 << 10
 STREAM_BITS = 24
 MAX_ITEMS = 1 << STREAM_BITS
