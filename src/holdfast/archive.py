@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import zstandard
 
 from holdfast.backends import disk
-from holdfast.backends.files import FilesBackend
+from holdfast.backends.files import MARKER, FilesBackend
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
@@ -94,6 +94,16 @@ def import_(
     wanted = promised if sessions is None else [name for name in promised if name in {*sessions}]
     lost = [(name, problems or "it is missing in the file") for name in wanted if name not in there]
     return done._replace(skipped=(*done.skipped, *lost))
+
+
+def is_export(path: str) -> bool:
+    """Whether a path looks like what `export` makes."""
+    where = Path(path)
+    if where.is_dir():
+        return (where / MARKER).is_file()
+    with where.open("rb") as raw, _opened(raw) as file, suppress(zstandard.ZstdError):
+        return b'"holdfast":"export"' in file.read(100)
+    return False
 
 
 @contextmanager

@@ -393,14 +393,34 @@ def _present(low: int, high: int, gone: list[tuple[int, int]]) -> Iterator[int]:
     yield from range(low, high)
 
 
-def tree(backend: Backend, raw_name: bytes, name: str) -> Iterator[Checkpoint]:
+def tree(
+    backend: Backend, raw_name: bytes, name: str, *, newest_first: bool = False
+) -> Iterator[Checkpoint]:
     """Every checkpoint of a session, a page at a time, so that no view stays open meanwhile."""
     low = 1
+    high: int | None = None
     while True:
         with backend.reader() as reader:
             found = reader.session(raw_name)
-            last = newest(reader, found[0]) if found else 0
+            last = newest(reader, found[0]) if found and high is None else high or 0
             if found is None or low > last:
                 return
-            page, low = listing(reader, found[0], name, low, last)
+            if newest_first:
+                page, _ = listing(reader, found[0], name, max(last - PAGE + 1, 1), last)
+                page.reverse()
+                high = last - PAGE
+            else:
+                page, low = listing(reader, found[0], name, low, last)
         yield from page
+
+
+def forks(backend: Backend, raw_name: bytes) -> dict[int, list[str]]:
+    """By the seq of a session's checkpoints: the sessions that were forked from it."""
+    found: dict[int, list[str]] = {}
+    with backend.reader() as reader:
+        session = reader.session(raw_name)
+        for seq, number in reader.forks(session[0], 1, records.MAX_SEQ) if session else ():
+            row = reader.session_by_number(number)
+            if row is not None and records.former_name(number, row[0]) is None:
+                found.setdefault(seq, []).append(row[0].decode(errors="backslashreplace"))
+    return found

@@ -377,9 +377,10 @@ class Session(Running):
             parent = None
             yield from page
 
-    def tree(self) -> Iterator[Checkpoint]:
+    def tree(self, *, newest_first: bool = False) -> Iterator[Checkpoint]:
         """Every checkpoint of the session, on all branches, in the order of their commits."""
-        return lineage.tree(self.store.backend, self._writer.raw_name, self.name)
+        name, raw, backend = self.name, self._writer.raw_name, self.store.backend
+        return lineage.tree(backend, raw, name, newest_first=newest_first)
 
     def ops(self) -> list[Operation]:
         """Rewinds and annotations, oldest first. (A save's operation is its checkpoint.)"""

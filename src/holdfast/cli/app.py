@@ -1,0 +1,171 @@
+"""What a command works with: the store that was named, and where its output goes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+    from holdfast import Session, Store
+    from holdfast.shapes import Shape
+
+    Command = Callable[..., Any]
+    Decorator = Callable[[Command], click.Command]
+
+
+class App:
+    """One call of the command line."""
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self.json = False
+        self.yes = False
+
+    # -- the store -----------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The store that was named; without one, the store of this user."""
+        return self._url or default_store()
+
+    @contextmanager
+    def store(self, *, write: bool = False, create: bool = False) -> Iterator[Store]:
+        """The store, opened for reading unless a command changes it."""
+        import holdfast
+        from holdfast.errors import StoreNotFound
+
+        if create and self._url is None:
+            import os
+
+            os.makedirs(os.path.dirname(self.url), mode=0o700, exist_ok=True)
+        try:
+            opened = holdfast.open(self.url, create=create, read_only=not (write or create))
+        except StoreNotFound as e:
+            raise StoreNotFound(e.message, hint=self._missing()) from None
+        with opened as store:
+            yield store
+
+    def _missing(self) -> str:
+        if self._url is None:
+            return "name one with --store or HOLDFAST_STORE, or make this one with `holdfast init`"
+        return "check the address, or make it with `holdfast init`"
+
+    # -- output --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def console(self) -> Console:
+        """For tables. Data goes to stdout."""
+        from rich.console import Console
+
+        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+    def emit(self, shape: Shape) -> None:
+        """A line of JSON."""
+        from holdfast.shapes import dumps
+
+        click.echo(dumps(shape))
+
+    def say(self, text: str = "") -> None:
+        """Data for people, on stdout."""
+        if not self.json:
+            click.echo(text)
+
+    def note(self, text: str) -> None:
+        """A notice, on stderr: never part of the data."""
+        if not self.json:
+            click.echo(text, err=True)
+
+    def way_back(self, session: Session, *, redo: bool = False) -> None:
+        """How to undo what was just done."""
+        how = self.command("redo" if redo else "undo", "-s", session.name)
+        self.note(f"{'Again' if redo else 'Undo'} with: {how}")
+
+    def command(self, *words: str) -> str:
+        """A command for the same store, as one would type it."""
+        import shlex
+
+        store = ["--store", self._url] if self._url and self._typed() else []
+        return shlex.join(["holdfast", *store, *words])
+
+    @staticmethod
+    def _typed() -> bool:
+        """Whether the store was named in this very command, and not by the environment."""
+        ctx: click.Context | None = click.get_current_context()
+        while ctx is not None:
+            if ctx.get_parameter_source("store") == ParameterSource.COMMANDLINE:
+                return True
+            ctx = ctx.parent
+        return False
+
+    def confirm(self, question: str) -> None:
+        """Go on only if the user says so, or has said so with --yes."""
+        from holdfast.errors import InvalidRequest
+
+        if self.yes:
+            return
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                "nothing was done: this cannot be asked here", hint="give --yes to go on"
+            )
+        click.confirm(question, abort=True, err=True)
+
+
+def default_store() -> str:
+    from platformdirs import user_data_path
+
+    return str(user_data_path("holdfast", appauthor=False) / "store.db")
+
+
+# -- options that many commands have ---------------------------------------------------------------
+
+
+def command(name: str, **attributes: Any) -> Decorator:
+    """A command that gets the App, and has --store and --json like all others."""
+
+    def decorate(function: Command) -> click.Command:
+        """`function` gets the App first."""
+
+        @functools.wraps(function)
+        def call(*args: Any, json: bool, store: str | None, **options: Any) -> Any:
+            app: App = click.get_current_context().obj
+            app.json = json
+            if store is not None:
+                app._url = store
+            return function(app, *args, **options)
+
+        json = click.option("--json", is_flag=True, help="Print JSON; lists a line each.")
+        store = click.option("--store", "-S", metavar="URL", help="The store to use.")
+        made: click.Command = click.command(name, **attributes)(store(json(call)))  # type: ignore[no-untyped-call]
+        return made
+
+    return decorate
+
+
+def session_option(function: Command) -> Command:
+    from holdfast.cli.completing import complete_sessions
+
+    return click.option(
+        "--session",
+        "-s",
+        metavar="NAME",
+        help="The session that relative revisions and labels belong to.",
+        shell_complete=complete_sessions,
+    )(function)
+
+
+def yes_option(function: Command) -> Command:
+    def note(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+        ctx.obj.yes = value
+
+    return click.option(
+        "--yes", "-y", is_flag=True, expose_value=False, callback=note, help="Do not ask."
+    )(function)

@@ -1,0 +1,99 @@
+"""Commands that move sessions: copy, export, import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli import words
+from holdfast.cli.app import App, command
+from holdfast.cli.completing import complete_sessions
+from holdfast.cli.progress import bar
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_FORMATS = ("portable", "s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat")
+
+
+def _sessions(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--session", "-s", "sessions", metavar="NAME", multiple=True,
+        help="Only this session (may be repeated).", shell_complete=complete_sessions,
+    )(function)  # fmt: skip
+
+
+@command("copy")
+@click.argument("target", metavar="URL")
+@_sessions
+def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
+    """Copy sessions to the store at URL, of any kind, with those that they were forked from.
+
+    It may be run again at any time: it copies what is new, and goes on where it was interrupted.
+    """
+    import holdfast
+
+    with app.store() as store, holdfast.open(target) as other, bar("copying") as progress:
+        done = store.copy(other, sessions=sessions or None, progress=progress)
+    _told(app, done, "copied to", target)
+
+
+@command("export")
+@click.argument("path", type=click.Path())
+@_sessions
+def export_(app: App, path: str, sessions: tuple[str, ...]) -> None:
+    """Write sessions to PATH: one portable file (….jsonl, ….jsonl.zst), or a readable folder."""
+    with app.store() as store, bar("exporting") as progress:
+        done = store.export(path, sessions=sessions or None, progress=progress)
+    _told(app, done, "exported to", path)
+
+
+@command("import")
+@click.argument("path", type=click.Path(exists=True))
+@click.option(
+    "--format", "-f", type=click.Choice(_FORMATS),
+    help="What PATH holds; without it, that is recognised.",
+)  # fmt: skip
+@_sessions
+def import_(app: App, path: str, format: str | None, sessions: tuple[str, ...]) -> None:
+    """Read what export wrote, or checkpoints and transcripts that other programs left.
+
+    The source is only read. What is damaged there is listed, and does not keep the rest away. It
+    may be run again: it brings what is new.
+    """
+    from holdfast import importers
+    from holdfast.archive import is_export
+
+    portable = format == "portable" or (format is None and is_export(path))
+    if sessions and not portable:
+        raise InvalidRequest("--session chooses from what export wrote", hint="leave it out")
+    with app.store(create=True) as store, bar("importing") as progress:
+        if portable:
+            done: Any = store.import_(path, sessions=sessions or None, progress=progress)
+        else:
+            done = importers.import_(store, path, format)  # type: ignore[arg-type]
+    _told(app, done, "imported from", path, getattr(done, "unverified", ()))
+
+
+def _told(app: App, done: Any, how: str, where: str, unverified: Sequence[str] = ()) -> None:
+    if app.json:
+        app.emit(
+            {
+                "sessions": done.sessions,
+                "checkpoints": done.checkpoints,
+                "known": done.known,
+                "skipped": [{"what": what, "why": why} for what, why in done.skipped],
+                "unverified": list(unverified),
+            }
+        )
+        return
+    known = f", {done.known:,} were there already" if done.known else ""
+    app.say(f"{words.plural(done.checkpoints, 'checkpoint')} {how} {where}, "
+            f"in {words.plural(done.sessions, 'session')}{known}")  # fmt: skip
+    for what, why in done.skipped:
+        app.say(f"{click.style('left out', fg='yellow')}  {what}: {why}")
+    if unverified:
+        count = words.plural(len(unverified), "checkpoint")
+        app.say(f"{count} with checksums that nobody can check")

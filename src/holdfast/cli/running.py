@@ -1,0 +1,208 @@
+"""Commands about runs: resume, pending, resolve, answer, abandoned."""
+
+from __future__ import annotations
+
+import json as jsons
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import shapes
+from holdfast.cli import naming, words
+from holdfast.cli.app import App, command, session_option
+from holdfast.cli.completing import complete_sessions
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast import Pending, Run, Session
+
+
+@command("resume")
+@click.argument("session", required=False, shell_complete=complete_sessions)
+@click.argument("target", required=False, metavar="[MODULE:FUNCTION]")
+@click.option("--takeover", is_flag=True, help="Take the session even from a worker that lives.")
+def resume_(app: App, session: str | None, target: str | None, *, takeover: bool) -> None:
+    """Show where a session stands, or let a function go on with it.
+
+    MODULE:FUNCTION is called with the run, as in `with session.run(resume=True) as run`; the
+    current folder is searched for it first.
+    """
+    if target is not None:
+        function = _function(target)
+        with app.store(write=True) as store:
+            handle = naming.the_session(store, session)
+            with handle.run(resume=True, takeover=takeover) as run:
+                app.note(f"Resuming {handle.name} at {_where(handle)}.")
+                function(run)
+            last = handle.get()
+            if app.json:
+                app.emit(shapes.checkpoint(last))
+            else:
+                app.say(f"{handle.name}: {words.status(last) or 'in progress'}, {_where(handle)}")
+        return
+    with app.store() as store:
+        handle = naming.the_session(store, session)
+        head, pending = handle.head, handle.pending()
+        where = _where(handle)
+        left = next((a for a in store.abandoned(halted=True) if a.session == handle.name), None)
+        if app.json:
+            app.emit(
+                {
+                    "session": handle.name,
+                    "head": None if head is None else shapes.checkpoint(head),
+                    "run": None if left is None else shapes.abandoned(left),
+                    "pending": [shapes.pending(p) for p in pending],
+                }
+            )
+            return
+    app.say(f"{click.style(handle.name, bold=True)}: {where}")
+    if left is None:
+        app.say("No run of it was interrupted.")
+    else:
+        how = "was halted" if left.halted else f"died (process {left.pid} on {left.host})"
+        app.say(f"Run {left.run} {how}, attempt {left.attempt}.")
+    if head is not None and not head.damaged and head.hint:
+        app.say(f"Note for whoever resumes: {head.hint}")
+    for each in pending:
+        _tell(app, each)
+    if left is not None:
+        again = app.command("resume", handle.name)
+        app.note(f"Go on with: {again} MODULE:FUNCTION, or session.run() in your program")
+
+
+def _where(session: Session) -> str:
+    head = session.head
+    if head is None or head.damaged:
+        return "no checkpoint" if head is None else "a damaged checkpoint"
+    turn = f", turn {head.run.turn}" if head.run else ""
+    return f"step {head.step}{turn}"
+
+
+def _function(target: str) -> Callable[[Run], Any]:
+    module, colon, name = target.partition(":")
+    if not colon or not name:
+        raise InvalidRequest(f"not a function: {target!r}", hint="give MODULE:FUNCTION")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as e:
+        if e.name != module.partition(".")[0] and e.name != module:
+            raise  # it is there, and lacks something itself
+        raise InvalidRequest(
+            f"there is no module {module!r}", hint="it is looked for in the current folder"
+        ) from None
+    except AttributeError:
+        raise InvalidRequest(f"{module} has no {name!r}") from None
+    if not callable(found):
+        raise InvalidRequest(f"{target} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _tell(app: App, each: Pending) -> None:
+    mark = {"in doubt": "?", "waiting": "⏸", "running": "…"}[each.state]
+    arguments = shapes.dumps(shapes.value(each.arguments))
+    when = click.style(words.age(each.since), dim=True)
+    colour = "yellow" if each.state != "running" else None
+    app.say(f"{click.style(f'{mark} {each.state}', fg=colour)}  {each.key}  {arguments}  {when}")
+
+
+@command("pending")
+@session_option
+def pending_(app: App, session: str | None) -> None:
+    """List calls in doubt, and what runs wait for; without --session, of all sessions."""
+    with app.store() as store:
+        found = store.pending() if session is None else naming.the_session(store, session).pending()
+        if app.json:
+            for each in found:
+                app.emit(shapes.pending(each))
+            return
+        for each in found:
+            app.say(click.style(each.session, bold=True))
+            _tell(app, each)
+            if each.state == "in doubt":
+                how = app.command("resolve", "-s", each.session, each.key)
+                app.note(f"  Decide with: {how} --result JSON|--rerun|--skip")
+            elif each.state == "waiting":
+                how = app.command("answer", "-s", each.session, each.name)
+                app.note(f"  Answer with: {how} JSON")
+        if not found:
+            app.note("Nothing is pending.")
+
+
+@command("resolve")
+@click.argument("key")
+@session_option
+@click.option("--result", metavar="JSON", help="It was done, and this is its result.")
+@click.option("--rerun", is_flag=True, help="It is to be made again.")
+@click.option("--skip", is_flag=True, help="It is to be left out.")
+def resolve_(
+    app: App, key: str, session: str | None, result: str | None, *, rerun: bool, skip: bool
+) -> None:
+    """Decide what became of the call KEY, which is in doubt. The run goes on with that."""
+    if (result is not None) + rerun + skip != 1:
+        raise InvalidRequest("say what became of it", hint="--result JSON, --rerun or --skip")
+    with app.store(write=True) as store:
+        handle = naming.the_session(store, session)
+        if result is not None:
+            handle.resolve(key, result=_json(result))
+        else:
+            handle.resolve(key, rerun=rerun, skip=skip)
+        decided = "result" if result is not None else "rerun" if rerun else "skip"
+        if app.json:
+            app.emit({"session": handle.name, "key": key, "decided": decided})
+            return
+        said = {"result": "has its result", "rerun": "is to be made again", "skip": "is left out"}
+        app.say(f"{handle.name}: {key} {said[decided]}")
+        app.note(f"Decided otherwise? {app.command('resolve', '-s', handle.name, key)} again, "
+                 "until the run goes on.")  # fmt: skip
+
+
+@command("answer")
+@click.argument("name")
+@click.argument("value", metavar="JSON")
+@session_option
+def answer_(app: App, name: str, value: str, session: str | None) -> None:
+    """Give a run the answer that it waits for. What is no JSON is taken as text."""
+    with app.store(write=True) as store:
+        handle = naming.the_session(store, session)
+        given = _json(value, or_text=True)
+        handle.answer(name, given)
+        if app.json:
+            app.emit({"session": handle.name, "name": name, "answer": shapes.value(given)})
+            return
+        app.say(f"{handle.name}: {name} is answered; the run can be resumed")
+        app.note(f"Changed your mind? {app.command('answer', '-s', handle.name, name)} JSON, "
+                 "until the run goes on.")  # fmt: skip
+
+
+def _json(text: str, *, or_text: bool = False) -> Any:
+    try:
+        return jsons.loads(text)
+    except ValueError as e:
+        if or_text:
+            return text
+        hint = "text needs quotes: '\"yes\"'"
+        raise InvalidRequest(f"not JSON: {text!r}: {e}", hint=hint) from e
+
+
+@command("abandoned")
+@click.option("--halted", is_flag=True, help="Also those that were left on purpose.")
+def abandoned_(app: App, *, halted: bool) -> None:
+    """List sessions whose run died, and nobody has taken up again."""
+    with app.store() as store:
+        found = store.abandoned(halted=halted)
+        for each in found:
+            if app.json:
+                app.emit(shapes.abandoned(each))
+                continue
+            how = "halted" if each.halted else f"process {each.pid} on {each.host} died"
+            app.say(f"{each.session}  run {each.run}, attempt {each.attempt}  {how}")
+        if not found:
+            app.note("No run was abandoned.")

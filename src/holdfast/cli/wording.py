@@ -1,0 +1,38 @@
+"""Errors of the library, with hints for somebody at a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.errors import HoldfastError
+
+_HINTS = {
+    "SessionNotFound": "`holdfast sessions` lists those there are",
+    "CheckpointNotFound": "`holdfast log --all` lists every checkpoint",
+    "HeadMoved": "somebody else has saved meanwhile; look with `holdfast log`, then try again",
+    "Corrupt": "`holdfast check` lists what is damaged and what still loads",
+    "SessionBusy": "a worker runs it; `holdfast abandoned` lists those whose worker died",
+}
+_COMMANDS = {
+    "undo": "undo", "redo": "redo", "gc": "gc", "repair": "repair", "rewind": "rewind",
+    "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "check",
+    "copy": "copy", "resolve": "resolve", "answer": "answer", "pending": "pending",
+    "backup": "backup",
+}  # fmt: skip
+_CALL = re.compile(rf"(?:\b(?:store|session)\.)?\b({'|'.join(_COMMANDS)})\([^()]*\)")
+
+
+def in_our_words(error: HoldfastError) -> tuple[str, str | None]:
+    """The message and the hint, in which calls are commands."""
+    hint = error.hint
+    if hint is not None and hint == error.default_hint:
+        hint = next(
+            (_HINTS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HINTS), hint
+        )
+    return as_commands(error.message), None if hint is None else as_commands(hint)
+
+
+def as_commands(text: str) -> str:
+    return _CALL.sub(lambda m: f"`holdfast {_COMMANDS[m[1]]}`", text)
