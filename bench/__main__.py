@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import (
+    commands,
     concurrency,
     disk,
     files,
@@ -56,6 +57,7 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "files-append": files.append,
     "files-saves": files.full_saves,
     "copy": moving.copy,
+    "start": commands.start,
     **postgres.MEASURES,
 }
 

@@ -237,6 +237,7 @@ def test_stats(home: Home) -> None:
         sum(c.added for c in s.tree()) for s in (large, small, fork)
     ]
     assert [s.name for s in home.store.stats(largest=1).largest] == ["large"]
+    assert home.store.stats(largest=0) == stats._replace(largest=())
     stored = sum(stats.bytes[kind] for kind in ("items", "blobs", "checkpoints"))
     assert stats.sharing == pytest.approx(sum(sizes) / stored)
 

@@ -71,7 +71,7 @@ def stats(backend: Backend, largest: int = 10) -> Stats:
                 checkpoints += count
                 yield SessionSize(raw.decode("utf-8", "backslashreplace"), count, added)
 
-        top = nlargest(largest, each(), key=lambda s: s.added)
+        top = nlargest(max(largest, 1), each(), key=lambda s: s.added)[:largest]
         return Stats(
             sessions,
             checkpoints,

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast import archive, lineage
-from holdfast.backends.files import FilesBackend
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.sqlite import SqliteBackend
+from holdfast.backends.opening import open_backend
 from holdfast.cache import Images
 from holdfast.codec import records
 from holdfast.collect import Collected, collect
@@ -71,50 +69,11 @@ def open(
     create=True to make a store.
     """
     _check_own(retention)
-    if durability not in ("full", "normal"):
-        raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
-    text = os.fspath(url)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidRequest(f"not a store's address: {url!r}")
-    scheme, _, rest = text.partition(":")
-    options: dict[str, Any] = {
-        "create": create,
-        "read_only": read_only,
-        "durability": durability,
-        "timeout": timeout,
-    }
-    backend: Backend
-    if scheme in ("postgres", "postgresql"):
-        backend = _postgres(
-            text, schema=schema, pool_size=8 if pool_size is None else pool_size, **options
-        )
-        return Store(backend, cache_bytes=cache_bytes, retention=retention)
-    if schema is not None or pool_size is not None:
-        raise InvalidRequest("schema and pool_size are for PostgreSQL")
-    if text == "memory:":
-        if create is False or read_only:
-            raise InvalidRequest("a memory: store is always new and empty")
-        backend = MemoryBackend()
-    elif scheme == "files":
-        backend = FilesBackend(Path(rest), **options)
-    else:
-        path = Path(text.removeprefix("sqlite:"))
-        if path.is_dir():
-            raise InvalidRequest(
-                f"{path} is a folder", hint="give the path of a file, or files:folder"
-            )
-        backend = SqliteBackend(path, **options)
+    backend = open_backend(
+        url, create=create, read_only=read_only, durability=durability, timeout=timeout,
+        schema=schema, pool_size=pool_size,
+    )  # fmt: skip
     return Store(backend, cache_bytes=cache_bytes, retention=retention)
-
-
-def _postgres(url: str, **options: Any) -> Backend:
-    try:
-        from holdfast.backends.postgres import PostgresBackend
-    except ImportError as e:
-        raise InvalidRequest(
-            f"PostgreSQL needs a driver: {e}", hint="pip install 'holdfast[postgres]'"
-        ) from e
-    return PostgresBackend(url, **options)
 
 
 def _check_own(rule: Retention | None) -> None:

@@ -143,12 +143,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def refuse_network(folder: Path) -> None:
-    """Locks and, for SQLite, shared memory are those of one machine."""
+def file_system(folder: Path) -> str:
+    """The kind of file system that a folder lies on; empty where nothing tells."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
-        return  # not Linux
+        return ""  # not Linux
     where = str(folder.resolve())
     best, kind = "", ""
     for line in mounts:
@@ -157,6 +157,12 @@ def refuse_network(folder: Path) -> None:
         inside = where == point or where.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, after.split()[0]
+    return kind
+
+
+def refuse_network(folder: Path) -> None:
+    """Locks and, for SQLite, shared memory are those of one machine."""
+    kind = file_system(folder)
     if kind in _NETWORK:
         raise Unavailable(
             f"{folder} lies on a network file system ({kind}), where locks are not safe",

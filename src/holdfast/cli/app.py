@@ -13,9 +13,10 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich.console import Console
+    from rich.table import Table
 
     from holdfast import Session, Store
+    from holdfast.backends.base import Backend
     from holdfast.shapes import Shape
 
     Command = Callable[..., Any]
@@ -41,18 +42,36 @@ class App:
     def store(self, *, write: bool = False, create: bool = False) -> Iterator[Store]:
         """The store, opened for reading unless a command changes it."""
         import holdfast
-        from holdfast.errors import StoreNotFound
 
         if create and self._url is None:
             import os
 
             os.makedirs(os.path.dirname(self.url), mode=0o700, exist_ok=True)
-        try:
+        with self._found():
             opened = holdfast.open(self.url, create=create, read_only=not (write or create))
-        except StoreNotFound as e:
-            raise StoreNotFound(e.message, hint=self._missing()) from None
         with opened as store:
             yield store
+
+    @contextmanager
+    def backend(self) -> Iterator[Backend]:
+        """What is below a store, to read from: without all that a store can do, and quickly."""
+        from holdfast.backends.opening import open_backend
+
+        with self._found():
+            opened = open_backend(self.url, create=False, read_only=True)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+    @contextmanager
+    def _found(self) -> Iterator[None]:
+        from holdfast.errors import StoreNotFound
+
+        try:
+            yield
+        except StoreNotFound as e:
+            raise StoreNotFound(e.message, hint=self._missing()) from None
 
     def _missing(self) -> str:
         if self._url is None:
@@ -60,13 +79,6 @@ class App:
         return "check the address, or make it with `holdfast init`"
 
     # -- output --------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def console(self) -> Console:
-        """For tables. Data goes to stdout."""
-        from rich.console import Console
-
-        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
     def emit(self, shape: Shape) -> None:
         """A line of JSON."""
@@ -78,6 +90,16 @@ class App:
         """Data for people, on stdout."""
         if not self.json:
             click.echo(text)
+
+    def table(self, table: Table) -> None:
+        """Data for people, in columns."""
+        from rich.console import Console
+
+        # A pipe has no width that names would have to be folded to.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+        with console.capture() as drawn:  # for a closed pipe must not end the process in there
+            console.print(table)
+        self.say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
     def note(self, text: str) -> None:
         """A notice, on stderr: never part of the data."""

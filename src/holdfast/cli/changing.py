@@ -49,7 +49,7 @@ def save_(
         if app.json:
             app.emit(shapes.checkpoint(checkpoint))
             return
-        length = naming.short_length(store, [checkpoint])
+        length = naming.short_length(store.backend, [checkpoint])
         app.say(words.line(checkpoint, length, head=True))
         app.way_back(handle)
 
@@ -93,7 +93,7 @@ def fork_(app: App, revision: str, name: str, session: str | None) -> None:
         if app.json:
             app.emit(shapes.checkpoint(head))
             return
-        length = naming.short_length(store, [head, found.checkpoint])
+        length = naming.short_length(store.backend, [head, found.checkpoint])
         at = found.checkpoint
         app.say(f"{name} begins at {at.id[:length]} of {at.session}, step {at.step}")
         app.way_back(new)
@@ -114,7 +114,7 @@ def rewind_(app: App, revision: str, session: str | None) -> None:
         if app.json:
             app.emit(shapes.checkpoint(checkpoint))
             return
-        length = naming.short_length(store, [checkpoint])
+        length = naming.short_length(store.backend, [checkpoint])
         was = f", was at step {before.step}" if before is not None and not before.damaged else ""
         app.say(f"{found.session.name} is at {checkpoint.id[:length]}, step {checkpoint.step}{was}")
         app.way_back(found.session)
@@ -188,7 +188,7 @@ def _told(app: App, found: naming.Found, checkpoint: Any) -> None:
     if app.json:
         app.emit(shapes.checkpoint(checkpoint))
         return
-    app.say(words.line(checkpoint, naming.short_length(found.session.store, [checkpoint])))
+    app.say(words.line(checkpoint, naming.short_length(found.session.store.backend, [checkpoint])))
     app.way_back(found.session)
 
 

@@ -46,7 +46,7 @@ def diff_(app: App, a: str, b: str, session: str | None, *, full: bool) -> None:
         if app.json:
             app.emit(_shape(left.checkpoint, right.checkpoint, found))
             return
-        length = naming.short_length(store, [left.checkpoint, right.checkpoint])
+        length = naming.short_length(store.backend, [left.checkpoint, right.checkpoint])
     app.say(_heading(left.checkpoint, right.checkpoint, found, length))
     for change in found.changes:
         for line in _lines(change, _LONGEST if not full else None):
@@ -205,7 +205,7 @@ def blame_(app: App, path: str, revision: str, session: str | None) -> None:
             shown = {"checkpoint": shapes.checkpoint(checkpoint), "after": shapes.value(after)}
             app.emit(shown | ({"before": shapes.value(before)} if existed else {}))
             return
-        length = naming.short_length(store, [checkpoint])
+        length = naming.short_length(store.backend, [checkpoint])
     app.say(f"{words.line(checkpoint, length)}  {click.style(checkpoint.session, dim=True)}")
     if existed and isinstance(before, str) and isinstance(after, str):
         app.say(_indented(word_diff(before, after)))

@@ -10,7 +10,7 @@ from holdfast import shapes
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, session_option, yes_option
 from holdfast.cli.progress import bar
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast import Plan, Retention, Store
@@ -112,6 +112,10 @@ def prune_(app: App, session: str | None, *, dry_run: bool, **rules: Any) -> Non
 def _rule(rules: dict[str, Any]) -> Retention:
     from holdfast import Retention
 
+    if all(value is None or isinstance(value, bool) for value in rules.values()):
+        raise InvalidRequest(
+            "prune by which rule?", hint="such as --keep-last 100 or --max-age 30d"
+        )
     every = rules["keep_every"]
     if every is not None and every.isdecimal():
         rules["keep_every"] = int(every)
@@ -130,7 +134,7 @@ def _show(app: App, store: Store, plan: Plan) -> None:
         app.note(f"{plan.session}: all of it goes: {plan.whole}")
         return
     app.note(f"{plan.session}: {len(plan.removed):,} of {len(plan.verdicts):,} go")
-    length = naming.short_length(store, [v.checkpoint for v in plan.verdicts[:100]])
+    length = naming.short_length(store.backend, [v.checkpoint for v in plan.verdicts[:100]])
     for verdict in plan.verdicts:
         what = click.style("drop", fg="red") if not verdict.keep else "keep"
         c = verdict.checkpoint

@@ -1,4 +1,7 @@
-"""`holdfast log`: the tree of checkpoints."""
+"""`holdfast log`: the tree of checkpoints.
+
+It reads from the backend alone: most of a store's import would take longer than drawing a screen.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast import lineage, shapes
+from holdfast import ids, lineage
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command
 from holdfast.cli.completing import complete_sessions
 from holdfast.cli.drawing import NODE, Lanes
-from holdfast.codec.records import encode_name
+from holdfast.codec import records
+from holdfast.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast import Checkpoint, Session, Store
+    from holdfast.backends.base import Backend
+    from holdfast.model import Checkpoint
 
 _HEAD, _DAMAGED = "◉", "✗"
+_PAGE = 200
+_HIGHEST = b"\xff" * (ids.BYTES + 1)
 
 
 @command("log")
@@ -35,66 +42,103 @@ def log_(app: App, session: str | None, limit: int, *, everything: bool) -> None
     Without SESSION: the sessions that were active last. ◉ is where a session's head is, ⑂ names
     the sessions that were forked from a checkpoint, ⏸ calls without a result.
     """
-    with app.store() as store:
+    with app.backend() as backend:
         if session is not None:
-            chosen = iter([naming.the_session(store, session)])
+            names = iter([session])
+            if not _exists(backend, session):
+                with app.store() as store:
+                    naming.the_session(store, session)  # says what is near
         elif everything:
-            chosen = (store.session(info.name) for info in store.sessions())
-            limit = 0
+            names, limit = _all(backend), 0
         else:
-            chosen = _active(store, limit)
+            names = _active(backend, limit)
         empty = True
-        for each in chosen:
-            _log(app, store, each, limit, first=empty)
+        for name in names:
+            _log(app, backend, name, limit, first=empty)
             empty = False
         if empty:
             app.note("The store has no session yet.")
 
 
-def _active(store: Store, limit: int) -> Iterator[Session]:
-    """Those of the newest checkpoints, as many as are in so many of them."""
-    names = dict.fromkeys(c.session for c in store.find(limit=limit or None))
-    return (store.session(name) for name in names)
+def _exists(backend: Backend, name: str) -> bool:
+    with backend.reader() as reader:
+        return reader.session(records.encode_name(name)) is not None
 
 
-def _log(app: App, store: Store, session: Session, limit: int, *, first: bool) -> None:
-    rows = session.tree(newest_first=True)
+def _all(backend: Backend) -> Iterator[str]:
+    after: bytes | None = None
+    while True:
+        with backend.reader() as reader:
+            rows = reader.sessions(after, _PAGE)
+        for number, raw, _ in rows:
+            if records.former_name(number, raw) is None:
+                yield raw.decode(errors="backslashreplace")
+        if not rows:
+            return
+        after = rows[-1][1]
+
+
+def _active(backend: Backend, limit: int) -> Iterator[str]:
+    """The sessions of the newest checkpoints, as many as are in so many of them."""
+    names: dict[str, None] = {}
+    with backend.reader() as reader:
+        for number, _, _ in reader.newest_ids(b"", _HIGHEST, limit or _PAGE):
+            found = reader.session_by_number(number)
+            if found is not None and records.former_name(number, found[0]) is None:
+                names[found[0].decode(errors="backslashreplace")] = None
+    return iter(names)
+
+
+def _log(app: App, backend: Backend, name: str, limit: int, *, first: bool) -> None:
+    raw = records.encode_name(name)
+    rows = lineage.tree(backend, raw, name, newest_first=True)
     shown = list(islice(rows, limit or None))
     more = next(rows, None) is not None
-    forks = lineage.forks(store.backend, encode_name(session.name))
-    head = session.head
+    forks = lineage.forks(backend, raw)
+    head, agent, damaged = _head(backend, raw)
     if app.json:
+        from holdfast import shapes
+
         for c in shown:
-            place = {"is_head": c == head, "forks": forks.get(c.seq, [])}
-            app.emit(shapes.checkpoint(c) | place)
+            app.emit(
+                shapes.checkpoint(c) | {"is_head": c.seq == head, "forks": forks.get(c.seq, [])}
+            )
         return
     if not first:
         app.say()
-    app.say(_title(session, head))
-    length = naming.short_length(store, shown)
+    title = [click.style(name, bold=True), *([f"({agent})"] if agent else [])]
+    if damaged:
+        title.append(click.style(f" damaged: {damaged}", fg="red"))
+    app.say(" ".join(title))
+    length = naming.short_length(backend, shown)
     lanes = Lanes()
     width = 0
     for c in shown:
-        for graph, text in _rows(lanes, c, head, forks.get(c.seq, []), length):
+        for graph, text in _rows(lanes, c, forks.get(c.seq, []), length, is_head=c.seq == head):
             width = max(width, len(graph))
             app.say(f"{graph.ljust(width)}  {text}".rstrip())
     if more:
         app.say(f"{lanes.cut()}  more; --limit 0 shows all")
 
 
-def _title(session: Session, head: Checkpoint | None) -> str:
-    parts = [click.style(session.name, bold=True)]
-    agent = session.agent or (head.agent if head is not None and not head.damaged else None)
-    if agent:
-        parts.append(f"({agent})")
-    return " ".join(parts)
+def _head(backend: Backend, raw: bytes) -> tuple[int, str | None, str | None]:
+    """The seq of the head (0 if nothing tells), the session's agent, and why one is not known."""
+    seq, agent, damaged = 0, None, None
+    with backend.reader() as reader:
+        found = reader.session(raw)
+        try:
+            if found is not None:
+                seq = lineage.read_head(reader, found[0])[1].seq
+                agent = records.unseal_session(found[0], raw, found[1]).agent
+        except UNREADABLE as e:
+            damaged = e.message
+    return seq, agent, damaged
 
 
 def _rows(
-    lanes: Lanes, c: Checkpoint, head: Checkpoint | None, forks: list[str], length: int
+    lanes: Lanes, c: Checkpoint, forks: list[str], length: int, *, is_head: bool
 ) -> Iterator[tuple[str, str]]:
     """What is drawn for a checkpoint: the lanes, and what is said beside them."""
-    is_head = head is not None and c.id == head.id
     glyph = _DAMAGED if c.damaged else _HEAD if is_head else NODE
     elsewhere = c.parent_session not in (None, c.session) if not c.damaged else False
     parent = None if c.damaged or elsewhere else c.ancestor

@@ -93,7 +93,7 @@ def sessions_(
                 app.emit(shapes.session(info))
             return
         infos = list(listed)
-        length = naming.short_length(store, [i.head for i in infos if i.head is not None])
+        length = naming.short_length(store.backend, [i.head for i in infos if i.head is not None])
         if not infos:
             app.note("No session matches.")
             return
@@ -108,7 +108,7 @@ def sessions_(
             table.add_column(title)
         for info in infos:
             table.add_row(*_session_row(info, length))
-        app.console.print(table)
+        app.table(table)
 
 
 def _session_row(info: SessionInfo, length: int) -> list[Any]:
@@ -263,7 +263,7 @@ def search_(
             for checkpoint in found:
                 app.emit(shapes.checkpoint(checkpoint))
             return
-        length = naming.short_length(store, found)
+        length = naming.short_length(store.backend, found)
         for checkpoint in found:
             where = click.style(checkpoint.session, dim=True)
             app.say(f"{words.line(checkpoint, length)}  {where}")
@@ -287,16 +287,17 @@ def stats_(app: App) -> None:
     if stats.deleted:
         gone = words.plural(stats.deleted, "checkpoint")
         app.say(f"{gone} deleted, to be freed by `holdfast gc`")
-    app.say(f"{words.size(stats.states)} of states in {words.size(stored)}: "
-            f"{stats.sharing:.1f} times smaller")  # fmt: skip
+    smaller = f": {stats.sharing:.1f} times smaller" if stats.sharing > 1 else ""
+    app.say(f"{words.size(stats.states)} of states in {words.size(stored)}{smaller}")
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("LARGEST", "CHECKPOINTS", "WRITTEN"):
         table.add_column(title, justify="left" if title == "LARGEST" else "right")
     for each in stats.largest:
-        table.add_row(each.name, f"{each.checkpoints:,}", words.size(each.added))
-    app.console.print(table)
+        table.add_row(Text(each.name), f"{each.checkpoints:,}", words.size(each.added))
+    app.table(table)
 
 
 @command("watch")
@@ -306,8 +307,9 @@ def watch_(app: App, session: str | None, seconds: float | None) -> None:
     """Print checkpoints and operations as they land, whoever makes them. End it with Ctrl-C."""
     with app.store() as store:
         source: Store | Session = store if session is None else naming.the_session(store, session)
-        app.note("Watching; Ctrl-C ends it.")
-        for event in source.watch(patience=seconds):
+        events = source.watch(patience=seconds)
+        app.note("Watching; Ctrl-C ends it.")  # from here on nothing is missed
+        for event in events:
             if app.json:
                 app.emit(shapes.event(event))
             elif isinstance(event, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -63,6 +64,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("moving", "import", "Read what export wrote, or what other programs left."),
     ),
 }
+_COMPLETE = "_HOLDFAST_COMPLETE"
 FAMILY = {name: family for rows in COMMANDS.values() for family, name, _ in rows}
 
 
@@ -97,9 +99,17 @@ class Commands(click.Group):
                 formatter.write_dl([(name, text) for _, name, text in rows])
 
 
+def _width() -> int:
+    """Of the terminal; click would import much to find it out."""
+    try:
+        return max(40, min(int(os.environ.get("COLUMNS") or os.get_terminal_size().columns), 100))
+    except (OSError, ValueError):
+        return 80
+
+
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _width()},
     epilog="A store is a path (SQLite), files:PATH or postgresql://…; see --store.",
 )
 @click.option(
@@ -115,20 +125,33 @@ def cli(ctx: click.Context, store: str | None) -> None:
 
 def main(args: list[str] | None = None) -> NoReturn:
     """The entry point of the `holdfast` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a state may hold what no terminal shows
     sys.exit(run(args))
 
 
 def run(args: list[str] | None = None) -> int:
     """Run a command; its exit code."""
-    json = "--json" in (sys.argv[1:] if args is None else args)
+    args = sys.argv[1:] if args is None else args
+    json = "--json" in args
     try:
-        cli.main(args, prog_name="holdfast", standalone_mode=False)
+        # Not cli.main(): that has exit codes of its own for Ctrl-C and for a pipe that was closed.
+        if asked := os.environ.get(_COMPLETE):
+            from click.shell_completion import shell_complete
+
+            return shell_complete(cli, {}, "holdfast", _COMPLETE, asked)
+        with cli.make_context("holdfast", [*args], color=_colour()) as ctx:
+            cli.invoke(ctx)
         sys.stdout.flush()
         return 0
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.Abort:
         return _say("Abort", "nothing was done", None, 1, json=json)
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.ctx.get_help() if e.ctx else e.format_message(), err=True)
+        return 2
     except click.UsageError as e:
         message, _, hint = e.format_message().partition("\nHint: ")
         if not hint and e.ctx is not None:
@@ -153,6 +176,11 @@ def run(args: list[str] | None = None) -> int:
         return _say(type(e).__name__, *in_our_words(e), e.exit_code, json=json)
 
 
+def _colour() -> bool | None:
+    """None lets each stream decide: colours on a terminal, none in a pipe or a file."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
 def _say(kind: str, message: str, hint: str | None, code: int, *, json: bool) -> int:
     """One line, and a hint; or the same as JSON."""
     if json:
@@ -161,7 +189,7 @@ def _say(kind: str, message: str, hint: str | None, code: int, *, json: bool) ->
         told: dict[str, Any] = {"error": kind, "message": message, "hint": hint, "exit_code": code}
         click.echo(dumps(told), err=True)
         return code
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True, color=_colour())
     if hint:
-        click.echo(f"{click.style('Hint:', fg='cyan')} {hint}", err=True)
+        click.echo(f"{click.style('Hint:', fg='cyan')} {hint}", err=True, color=_colour())
     return code

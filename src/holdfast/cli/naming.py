@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast import Checkpoint, Session, Store
+    from holdfast.backends.base import Backend
 
 _RELATIVE = ("@", "label:", "tag:", "key:", "step:")
 _SHORTEST = 8
@@ -62,15 +63,17 @@ def the_checkpoint(
             checkpoint = store.get(revision)
             return Found(store.session(checkpoint.session), checkpoint)
         except (CheckpointNotFound, InvalidRequest):
-            pass  # no id: a label, then
+            if ids.from_text(revision) is not None:
+                raise
+            # no id: a label, then
     session = before if name is None and before is not None else the_session(store, name)
     return Found(session, session.get(revision))
 
 
-def short_length(store: Store, checkpoints: Iterable[Checkpoint]) -> int:
+def short_length(backend: Backend, checkpoints: Iterable[Checkpoint]) -> int:
     """How many characters of these ids are enough to tell each from all others in the store."""
     longest = _SHORTEST
-    with store.backend.reader() as reader:
+    with backend.reader() as reader:
         for checkpoint in checkpoints:
             while longest < ids.CHARS:
                 bounds = ids.prefix_range(checkpoint.id[:longest])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as jsons
 import os
 import sys
+import traceback
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,10 @@ from holdfast import shapes
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, session_option
 from holdfast.cli.completing import complete_sessions
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from holdfast import Pending, Run, Session
 
@@ -36,7 +38,7 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
         function = _function(target)
         with app.store(write=True) as store:
             handle = naming.the_session(store, session)
-            with handle.run(resume=True, takeover=takeover) as run:
+            with _told(target), handle.run(resume=True, takeover=takeover) as run:
                 app.note(f"Resuming {handle.name} at {_where(handle)}.")
                 function(run)
             last = handle.get()
@@ -75,6 +77,21 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
         app.note(f"Go on with: {again} MODULE:FUNCTION, or session.run() in your program")
 
 
+@contextmanager
+def _told(target: str) -> Iterator[None]:
+    """What the function raises is told in one line, with its place."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as e:
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        raise HoldfastError(
+            f"{target} failed: {type(e).__name__}: {e}",
+            hint=f"look at {last.filename}, line {last.lineno}; the run can be resumed again",
+        ) from e
+
+
 def _where(session: Session) -> str:
     head = session.head
     if head is None or head.damaged:
@@ -85,21 +102,23 @@ def _where(session: Session) -> str:
 
 def _function(target: str) -> Callable[[Run], Any]:
     module, colon, name = target.partition(":")
-    if not colon or not name:
+    if not module or not colon or not name:
         raise InvalidRequest(f"not a function: {target!r}", hint="give MODULE:FUNCTION")
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
     except ModuleNotFoundError as e:
         if e.name != module.partition(".")[0] and e.name != module:
-            raise  # it is there, and lacks something itself
+            raise InvalidRequest(f"{module} cannot be imported: {e}") from e
         raise InvalidRequest(
             f"there is no module {module!r}", hint="it is looked for in the current folder"
         ) from None
-    except AttributeError:
-        raise InvalidRequest(f"{module} has no {name!r}") from None
+    except Exception as e:
+        raise InvalidRequest(f"{module} cannot be imported: {type(e).__name__}: {e}") from e
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise InvalidRequest(f"{module} has no {name!r}")
+        found = getattr(found, part)
     if not callable(found):
         raise InvalidRequest(f"{target} is not a function")
     return found  # type: ignore[no-any-return]
@@ -110,7 +129,8 @@ def _tell(app: App, each: Pending) -> None:
     arguments = shapes.dumps(shapes.value(each.arguments))
     when = click.style(words.age(each.since), dim=True)
     colour = "yellow" if each.state != "running" else None
-    app.say(f"{click.style(f'{mark} {each.state}', fg=colour)}  {each.key}  {arguments}  {when}")
+    what = each.key if each.name in each.key else f"{each.key}  {each.name}"
+    app.say(f"{click.style(f'{mark} {each.state}', fg=colour)}  {what}  {arguments}  {when}")
 
 
 @command("pending")
@@ -160,8 +180,7 @@ def resolve_(
             return
         said = {"result": "has its result", "rerun": "is to be made again", "skip": "is left out"}
         app.say(f"{handle.name}: {key} {said[decided]}")
-        app.note(f"Decided otherwise? {app.command('resolve', '-s', handle.name, key)} again, "
-                 "until the run goes on.")  # fmt: skip
+        app.note(f"That is final. See how the run goes on: {app.command('resume', handle.name)}")
 
 
 @command("answer")
@@ -178,8 +197,7 @@ def answer_(app: App, name: str, value: str, session: str | None) -> None:
             app.emit({"session": handle.name, "name": name, "answer": shapes.value(given)})
             return
         app.say(f"{handle.name}: {name} is answered; the run can be resumed")
-        app.note(f"Changed your mind? {app.command('answer', '-s', handle.name, name)} JSON, "
-                 "until the run goes on.")  # fmt: skip
+        app.note(f"That is final. See how the run goes on: {app.command('resume', handle.name)}")
 
 
 def _json(text: str, *, or_text: bool = False) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import redirect_stdout
 
 import click
 
@@ -38,7 +40,12 @@ def demo_(app: App, folder: str | None, *, quick: bool) -> None:
 
     if folder is not None and os.path.exists(folder) and os.listdir(folder):
         raise InvalidRequest(f"{folder} is not empty", hint="choose another --folder")
-    play(app, folder, pause=0.0 if quick else 0.6)
+    if not app.json:
+        play(app, folder, pause=0.0 if quick else 0.6)
+        return
+    with redirect_stdout(sys.stderr):  # the play is for people; what is left of it is the data
+        play(app, folder, pause=0.0)
+    app.emit({"folder": folder, "store": None if folder is None else f"{folder}/agent.db"})
 
 
 _SHELLS = {

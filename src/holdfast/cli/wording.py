@@ -19,8 +19,12 @@ _COMMANDS = {
     "undo": "undo", "redo": "redo", "gc": "gc", "repair": "repair", "rewind": "rewind",
     "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "check",
     "copy": "copy", "resolve": "resolve", "answer": "answer", "pending": "pending",
-    "backup": "backup",
+    "backup": "backup", "delete": "delete",
 }  # fmt: skip
+_PHRASES = {
+    "run() without resume=True": "a run is begun by your program, with session.run()",
+    'give format="s0"': 'give --format: "s0"',
+}
 _CALL = re.compile(rf"(?:\b(?:store|session)\.)?\b({'|'.join(_COMMANDS)})\([^()]*\)")
 
 
@@ -35,4 +39,6 @@ def in_our_words(error: HoldfastError) -> tuple[str, str | None]:
 
 
 def as_commands(text: str) -> str:
+    for call, words in _PHRASES.items():
+        text = text.replace(call, words)
     return _CALL.sub(lambda m: f"`holdfast {_COMMANDS[m[1]]}`", text)
