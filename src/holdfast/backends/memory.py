@@ -161,7 +161,7 @@ class MemoryBackend(Backend, Reader):
                 raise Moved
             new = dict(enumerate(jot.entries, jot.first))
             journal = self._journal.setdefault(jot.session, {})
-            if jot.session not in self._names or new.keys() & journal:
+            if jot.session not in self._names or not journal.keys().isdisjoint(new):
                 raise Moved
             self._version += 1
             journal |= new

@@ -138,12 +138,14 @@ def fragments_alive() -> bool:
 
 
 def _deeper_than(value: Any, levels: int) -> bool:
-    kind = type(value)
-    if kind is dict:
-        value = value.values()
-    elif kind is not list:
-        return False
-    return levels < 0 or any(_deeper_than(v, levels - 1) for v in value)
+    """Level by level: most values have few, and a call for each of them would take longer."""
+    level = [value]
+    while level := [v for v in level if type(v) is dict or type(v) is list]:
+        if levels < 0:
+            return True
+        levels -= 1
+        level = [v for each in level for v in (each.values() if type(each) is dict else each)]
+    return False
 
 
 def too_deep(path: str = "state") -> NotSerializable:

@@ -162,7 +162,7 @@ class Journal:
         self._backend, self.session, self._token = backend, session, token
         self.calls = Calls()
         self.next = 1
-        self._group: Group[_Note] = Group(self._write)
+        self._group: Group[_Note] = Group(self._write, self._write_one)
 
     def catch_up(self, reader: Reader, first: int | None = None) -> None:
         """Read what is there, and was not read yet."""
@@ -181,6 +181,9 @@ class Journal:
     def note(self, facts: dict[str, Any]) -> None:
         """Durable when this returns."""
         self._group.join((facts, values.encode_exact(facts)))
+
+    def _write_one(self, note: _Note) -> None:
+        self._put([note])
 
     def _write(self, members: list[Member[_Note]]) -> None:
         try:
