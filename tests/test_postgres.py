@@ -235,7 +235,7 @@ def test_nobody_there(url: str) -> None:
 
 def test_a_held_lock_ends_in_an_error(schema: str, url: str, store: holdfast.Store) -> None:
     store.session("s").save({})
-    with holdfast.open(url, timeout=0.4) as other, postgres.admin(search=schema) as link:
+    with holdfast.open(url, timeout=2.0) as other, postgres.admin(search=schema) as link:
         session = other.session("s")
         with link.transaction():
             link.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
@@ -772,13 +772,13 @@ def test_an_outcome_that_stays_unknown_says_so(
     url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.session("s").save({})
-    with holdfast.open(url, timeout=0.5) as other:
+    with holdfast.open(url, timeout=2.0) as other:
         session = other.session("s")
         monkeypatch.setattr(postgres_writer, "write", cut)
         started = time.monotonic()
         with pytest.raises(Unavailable, match="may have been made"):
             session.save({"n": 1})
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
 
 def cut(*args: Any) -> None:
@@ -787,7 +787,7 @@ def cut(*args: Any) -> None:
 
 def test_a_server_that_does_not_answer(url: str, store: holdfast.Store) -> None:
     """The client ends the connection by itself, though nothing tells it to."""
-    target = Target.parse(url, None, timeout=0.3, read_only=False, durability="full")
+    target = Target.parse(url, None, timeout=2.0, read_only=False, durability="full")
     link = target.connect()
     link.execute("SET statement_timeout = 0")
     link.deadline = time.monotonic() + 0.3

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.backends import postgres_batch
-from holdfast.backends.base import Change
+from holdfast.backends.base import Change, Moved
 from holdfast.backends.group import Member
 from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Link
@@ -213,11 +213,11 @@ def test_a_row_in_the_way_is_the_trouble_of_one(store: holdfast.Store, watched: 
     first = backend.reserve("session", COUNT)
     stream = backend.reserve("stream", COUNT)
     for n in range(COUNT):
-        backend.commit(Change(first + n, b"", b"h1", (b"%d" % n, b"r")))
+        backend.commit(Change(first + n, b"", b"h1", (b"%d" % n, b"r"), (1, bytes([n] * 15), b"c")))
     backend.commit(Change(first, b"h1", b"h1", rows=[RowWrite(stream + 1, 0, 0, b"in the way")]))
     changes = [
-        Change(first + n, b"h1", b"h2", None, (1, bytes([n] * 15), b"c"),
-               [RowWrite(stream + n, 0, 0, b"row")])
+        Change(first + n, b"h1", b"h2", None, (2, bytes([n + COUNT] * 15), b"c"),
+               [RowWrite(stream + n, 0, 0, b"row")], parent=(1, bytes([n] * 15)))
         for n in range(COUNT)
     ]  # fmt: skip
     watched.alone.clear()
@@ -416,3 +416,20 @@ def test_closed_while_one_waits_to_write(sessions: list[holdfast.Session], url: 
     assert len(failed) == 1
     assert connections._saver._link is None
     assert connections._side._link is None
+
+
+def test_a_parent_that_was_forgotten_is_nobodys_base(store: holdfast.Store) -> None:
+    """As after a crash of the server: another has the number of the one that is built on."""
+    backend = store.backend
+    session, stream = backend.reserve("session", 1), backend.reserve("stream", 2)
+    backend.commit(Change(session, b"", b"h1", (b"s", b"r"), (1, b"other" * 3, b"c")))
+    rows = [RowWrite(stream, 0, 0, b"row")]
+    for known in ([*rows], [*rows, RowWrite(stream + 1, 0, 0, b"row")]):
+        change = Change(session, b"h1", b"h2", None, (2, bytes(15), b"c"), known)
+        change.parent = (1, b"mine!" * 3)
+        with pytest.raises(Moved):
+            backend.commit(change)
+    change.parent = (1, b"other" * 3)
+    backend.commit(change)
+    with backend.reader() as reader:
+        assert reader.head(session) == b"h2"

@@ -260,8 +260,11 @@ def grow(
     if "trigger" in extra or "status" in extra:
         notes = Notes(facets=records.facets(id, extra))
     writer.store.backend.commit(
-        Change(number, writer.head_row, head_row, None, (seq, id, body), (write,), (), notes)
-    )
+        Change(
+            number, writer.head_row, head_row, None, (seq, id, body), (write,), (), notes,
+            (parent_seq, parent),
+        )
+    )  # fmt: skip
     growth.end, growth.count, growth.size, growth.hash = end, count, total, chain
     growth.held, growth.loose, growth.last = held, loose, (stream, first, length)
     growth.items += [(flat, None) for flat in flats]

@@ -255,6 +255,7 @@ class Writer:
         new_head = Head(seq, seq, head.operations, near, lease)
         head_row = new_head.seal(number)
         change = Change(number, self.head_row, head_row, None, (seq, id, body), rows, blobs)
+        change.parent = None if tip is None else (tip.place.seq, tip.id)
         if extra or label is not None or tags or shares or tip is not self.tip:
             change.notes = self._notes(tip, number, seq, id, extra, label, tags, shares)
             change.notes.lease = self.parting
@@ -297,7 +298,7 @@ class Writer:
         if label is not None or tags:
             notes.marks = seal_marks(number, seq, label, tags)
         if tip is not None and tip is not self.tip:
-            notes.needs, notes.parent = [tip.place], tip.id
+            notes.needs = [tip.place]
             if "origin" in extra:
                 notes.origin = tip.place
         return notes

@@ -82,7 +82,8 @@ def _one_store(
         ]
         for child in children:
             if rng.random() < 0.8:
-                child.listen(10.0, until=1)  # the others are killed while they begin
+                # Until it has told of so much. The others are killed while they begin.
+                child.listen(10.0, lines=rng.choice([1, 3, 5]))
             child.listen(rng.choice([rng.uniform(0, 0.01), rng.uniform(0, 0.06)]))
             child.kill()
             report.kills += 1

@@ -11,7 +11,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import holdfast
+from holdfast.backends import files, memory, sqlite
+
 from .ledger import wrong_line
+
+# A child should be killed while it works, not while it imports what its parent has not used yet.
+PRELOADED = [files, memory, sqlite, *[getattr(holdfast, name) for name in holdfast.__all__]]
 
 PR_SET_PTRACER = (
     0x59616D61  # lets a process that is no ancestor trace this one, where that is restricted
@@ -28,13 +34,15 @@ class Child:
     said: bytearray = field(default_factory=bytearray)
     status: int | None = None
 
-    def listen(self, seconds: float, *, until: int | None = None) -> bool:
-        """Take in what the child says for so long, or until it has said so many bytes.
+    def listen(self, seconds: float, *, until: int | None = None, lines: int | None = None) -> bool:
+        """Take in what the child says for so long, or until it has said so many bytes or lines.
 
         False once the child has closed its end.
         """
         end = time.monotonic() + seconds
-        while until is None or len(self.said) < until:
+        while (until is None or len(self.said) < until) and (
+            lines is None or self.said.count(b"\n") < lines
+        ):
             ready, _, _ = select.select([self.pipe], [], [], max(0.0, end - time.monotonic()))
             if not ready:
                 return True

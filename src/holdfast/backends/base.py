@@ -46,6 +46,10 @@ class Change:
     """digest, row, whether to write over one that exists (because it is damaged)"""
     notes: Notes | None = None
     """Whatever else the change brings; most bring nothing."""
+    parent: tuple[int, bytes] | None = None
+    """seq and id of the checkpoint that the new one is built on, and on no other that came in its
+    place because what was written and read was taken back, or forgotten by a server that crashed.
+    With `origin` it lies in that session."""
 
     def size(self) -> int:
         """Bytes of data."""
@@ -78,9 +82,6 @@ class Notes:
     needs: Sequence[tuple[int, int]] = ()
     """session and seq of other checkpoints that must be there still, and not deleted unless that is
     taken back; else Gone is raised"""
-    parent: bytes | None = None
-    """The id of the first of those: the new checkpoint is built on that one, and on no other that
-    came in its place because a server forgot what it had acknowledged."""
     shares: Sequence[bytes] = ()
     """Digests of blobs that are there and are now referred to anew; Gone if one is not."""
     lease: tuple[bytes, bytes] | None = None

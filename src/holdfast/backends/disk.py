@@ -7,7 +7,7 @@ import random
 import secrets
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,9 @@ TEMPORARY = ".new-"
 """Files whose names begin so are drafts; those that a crash has left behind mean nothing."""
 
 
-def sync(path: Path) -> None:
+def sync(path: Path | str) -> None:
     """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
-    if os.name == "nt" and path.is_dir():
+    if os.name == "nt" and os.path.isdir(path):
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -53,12 +53,13 @@ def write_all(handle: int, data: bytes, at: int) -> None:
         done += os.pwrite(handle, data[done:] if done else data, at + done)
 
 
-def replace(path: Path, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
+def replace(path: Path | str, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
     """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync.
 
     Of many files in one folder, only the last one needs to sync the folder.
     """
-    draft = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+    parent = os.path.dirname(path)
+    draft = f"{parent}/{TEMPORARY}{secrets.token_hex(8)}"
     try:
         handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
@@ -69,10 +70,11 @@ def replace(path: Path, data: bytes, *, durable: bool = True, folder: bool = Tru
             os.close(handle)
         os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
         raise
     if durable and folder:
-        sync(path.parent)
+        sync(parent)
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
@@ -92,12 +94,12 @@ _held: set[int] = set()
 
 
 @contextmanager
-def locked(path: Path, timeout: float, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock; Unavailable names who has it if that takes longer than `timeout` seconds.
 
     FileNotFoundError if its folder is not there, or goes while it is waited for.
     """
-    how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
+    how = os.O_RDONLY if shared and os.path.exists(path) else os.O_RDWR | os.O_CREAT
     while True:
         handle = os.open(path, how | os.O_CLOEXEC, 0o600)
         _held.add(handle)
@@ -114,7 +116,7 @@ def locked(path: Path, timeout: float, *, shared: bool = False) -> Iterator[None
             os.close(handle)
 
 
-def _acquire(handle: int, path: Path, timeout: float, how: int) -> None:
+def _acquire(handle: int, path: Path | str, timeout: float, how: int) -> None:
     deadline: float | None = None
     while True:
         try:
@@ -126,7 +128,7 @@ def _acquire(handle: int, path: Path, timeout: float, how: int) -> None:
             if now >= deadline:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
                 raise Unavailable(
-                    f"{path.parent} is locked by process {holder or 'unknown'}",
+                    f"{os.path.dirname(path)} is locked by process {holder or 'unknown'}",
                     hint="it may be stopped; nothing was written, try again",
                 ) from None
             time.sleep(random.uniform(*_BACK_OFF))

@@ -13,7 +13,7 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
-from holdfast.backends.files_ledger import Identity, Ledger
+from holdfast.backends.files_ledger import STREAMS, Identity, Ledger, status
 from holdfast.codec import portable
 from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
 from holdfast.errors import UNREADABLE, Unavailable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SESSION, CHECKPOINTS, STREAMS, LOCK = "session.json", "checkpoints", "streams", "lock"
+SESSION, CHECKPOINTS, LOCK = "session.json", "checkpoints", "lock"
 _SETTLED = 2.0
 """Seconds after which a folder's time of change is believed to be of its last change."""
 _LONGEST = 100
@@ -199,10 +199,10 @@ class Catalog:
             if folder is None:
                 return None
             ledger = self._ledgers.pop(number, None)
-            status = Ledger(folder.path).status()
-            if ledger is None or (ledger.inode, ledger.size) != status:
-                ledger = self._read(folder, ledger, status)
-            if not ledger.entries and status is None:
+            found = status(folder.path)
+            if ledger is None or (ledger.inode, ledger.size) != found:
+                ledger = self._read(folder, ledger, found)
+            if not ledger.entries and found is None:
                 return None
             if ledger.number not in (number, 0):  # gc has made room for another
                 self.refresh(force=True)
@@ -210,9 +210,9 @@ class Catalog:
             self._ledgers[number] = ledger
             return ledger
 
-    def _read(self, folder: Folder, known: Ledger | None, status: tuple[int, int] | None) -> Ledger:
+    def _read(self, folder: Folder, known: Ledger | None, now: tuple[int, int] | None) -> Ledger:
         ledger = Ledger(folder.path)
-        if known is not None and status is not None and known.inode == status[0]:
+        if known is not None and now is not None and known.inode == now[0]:
             ledger = known.copy() if known.pins else known
         if not ledger.read():
             ledger = Ledger(folder.path)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.backends import disk, files_journal
-from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS
-from holdfast.backends.files_ledger import LOG, gaps_of, sweep_entry
+from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION
+from holdfast.backends.files_ledger import LOG, STREAMS, gaps_of, sweep_entry
 from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
 from holdfast.backends.files_streams import items_of
 from holdfast.backends.files_writer import Refuse

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Change, Notes, Sweep
 
-LOG, HEAD = "log.jsonl", "head"
+LOG, HEAD, STREAMS = "log.jsonl", "head", "streams"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
 _TAIL = 32
@@ -144,11 +144,21 @@ def _read_hint(path: Path) -> int:
         return 0
 
 
+def status(folder: Path) -> tuple[int, int] | None:
+    """Inode and size of the log in a session's folder now; None if there is none."""
+    try:
+        found = os.stat(f"{folder}/{LOG}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_size
+
+
 class Ledger:
     """What the log of a session says, as far as it was read."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.log = folder, folder / LOG
+        self._streams: dict[int, Path] = {}
         self.pins = 0
         """Readers that look at it, for whom it must stay as it is."""
         self.inode = self.size = self.entries = 0
@@ -187,6 +197,13 @@ class Ledger:
         new.pins = 0
         return new
 
+    def stream(self, number: int) -> Path:
+        """The file of a stream of this session."""
+        path = self._streams.get(number)
+        if path is None:
+            path = self._streams[number] = self.folder / STREAMS / f"{number}.jsonl"
+        return path
+
     @property
     def there(self) -> bool:
         """Whether there is such a session: the first commit makes it, and gc may remove it."""
@@ -194,22 +211,16 @@ class Ledger:
 
     # -- reading the log -----------------------------------------------------------------------
 
-    def status(self) -> tuple[int, int] | None:
-        """Inode and size of the log now; None if there is none."""
-        try:
-            found = os.stat(self.folder / LOG)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_ino, found.st_size
-
     def is_current(self) -> bool:
         """Whether the log still ends as it was read. Its size alone does not tell."""
         try:
-            with open(self.folder / LOG, "rb") as log:
-                log.seek(self.size - len(self.tail))
-                return log.read(_TAIL + 1) == self.tail
+            handle = os.open(f"{self.folder}/{LOG}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return not self.tail
+        try:
+            return os.pread(handle, _TAIL + 1, self.size - len(self.tail)) == self.tail
+        finally:
+            os.close(handle)
 
     def read(self) -> bool:
         """All that was added since. Lines that are not complete yet are left for later.
@@ -276,7 +287,7 @@ class Ledger:
     def _doubt(self, seen: tuple[int, int] | None) -> None:
         """If the log was longer once, its end is damaged, and so the head unknown."""
         known = _read_hint(self.folder)
-        if known > self.entries and self.status() == seen:
+        if known > self.entries and status(self.folder) == seen:
             self.damaged += range(self.entries + 1, known + 1)
             self.entries = known
             self.head = DAMAGED_HEAD

@@ -93,8 +93,6 @@ def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
     shown: dict[str, Any] = {"id": ids.to_text(id), "seq": seq}
     try:
         shown |= _show_record(row)
-        if _hide_record(shown) != row:
-            raise ValueError
     except (*_MALFORMED, Corrupt):
         shown = {"id": ids.to_text(id), "seq": seq, "row": show_row(row)}
     return lay_out(shown)
@@ -127,22 +125,13 @@ def hide_checkpoint(text: bytes) -> bytes:
     return row
 
 
-def parent_of(row: bytes) -> tuple[int | None, bytes | None]:
-    """seq and id of the parent that a checkpoint's row tells of; Nones if it tells of none."""
-    try:
-        meta = ormsgpack.unpackb(row[9:])[1]
-        _, _, _, seq, id, *_ = values.decode(meta, values.keep_tags)
-    except (*_MALFORMED, Corrupt):
-        return None, None
-    return seq, id
-
-
 def _show_record(row: bytes) -> dict[str, Any]:
     if row[8]:
         raise ValueError("not a plain row")
     digest, meta, line, size, added, root, skip = ormsgpack.unpackb(row[9:])
     fields = values.decode(meta, values.keep_tags)
     step, created, operation, parent_seq, parent = fields[:5]
+    named: bytes | None = None
     shown: dict[str, Any] = {
         "step": step,
         "created": (_EPOCH + created * _MICROSECOND).isoformat(timespec="microseconds"),
@@ -152,26 +141,35 @@ def _show_record(row: bytes) -> dict[str, Any]:
     if parent_seq is not None:
         shown["parent_seq"] = parent_seq
     if len(fields) > 5:
-        named = {_LONG[short]: value for short, value in fields[5].items()}
-        shown["fields"] = portable.show(_pack(named))
+        named = _pack({_LONG[short]: value for short, value in fields[5].items()})
+        shown["fields"] = portable.show(named)
     shown |= {"hash": digest.hex(), "size": size, "added": added, "line": line}
     if skip is not None:
         shown["skip"] = skip
-    return shown | {"state": portable.show(root), "sum": row[:8].hex()}
+    shown |= {"state": portable.show(root), "sum": row[:8].hex()}
+    if _record(shown, named, root) != row:
+        raise ValueError("not as it would be read again")
+    return shown
 
 
 def _hide_record(shown: dict[str, Any]) -> bytes:
+    named = portable.hide(shown["fields"]) if "fields" in shown else None
+    return _record(shown, named, portable.hide(shown["state"]))
+
+
+def _record(shown: dict[str, Any], named: bytes | None, root: bytes) -> bytes:
+    """The row that a rendering stands for, given the encodings of its two larger parts."""
     created = (dt.datetime.fromisoformat(shown["created"]) - _EPOCH) // _MICROSECOND
     parent = None if shown["parent"] is None else ids.from_text(shown["parent"])
     operation = records.OPERATIONS.index(shown["operation"])
     fields = [shown["step"], created, operation, shown.get("parent_seq"), parent]
-    if "fields" in shown:
-        named = values.decode(portable.hide(shown["fields"]), values.keep_tags)
-        fields.append({_SHORT[name]: value for name, value in named.items()})
+    if named is not None:
+        found = values.decode(named, values.keep_tags)
+        fields.append({_SHORT[name]: value for name, value in found.items()})
     payload = ormsgpack.packb(
         [
             bytes.fromhex(shown["hash"]), _pack(fields), shown["line"], shown["size"],
-            shown["added"], portable.hide(shown["state"]), shown.get("skip"),
+            shown["added"], root, shown.get("skip"),
         ]
     )  # fmt: skip
     return bytes.fromhex(shown["sum"]) + b"\0" + payload

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from holdfast import ids
 from holdfast.backends import disk, files_journal, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
-from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, STREAMS, Catalog
+from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, Catalog
 from holdfast.backends.files_ledger import (
     DAMAGED_HEAD,
     HEAD,
     LOG,
+    STREAMS,
     Identity,
     Ledger,
     entry_of,
     hint,
 )
-from holdfast.backends.files_reader import blob_path, record_path
+from holdfast.backends.files_reader import blob_path
 from holdfast.backends.files_streams import Streams, items_of, show_blob
 from holdfast.codec import rows
 from holdfast.codec.records import checkpoint_address
@@ -134,7 +135,7 @@ class Home:
             for number in sorted(exclusive | set(others)):
                 folder = self.catalog.folder(number)
                 if folder is not None:
-                    lock, shared = folder.path / LOCK, number not in exclusive
+                    lock, shared = f"{folder.path}/{LOCK}", number not in exclusive
                     try:
                         stack.enter_context(disk.locked(lock, self.timeout, shared=shared))
                     except FileNotFoundError:  # gc has removed it
@@ -149,7 +150,7 @@ class Home:
             entry["head"] = files_text.show_row(ledger.head)
         entry = {"n": ledger.entries + 1, **entry}
         line = ledger.line(entry)
-        path = ledger.folder / LOG
+        path = ledger.log
         if not ledger.inode:
             self.unsettle(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -186,9 +187,9 @@ class Home:
 
     def tell(self, ledger: Ledger | None = None) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
-        hints = [(self.root / VERSION, token_bytes(12))]
+        hints = [(f"{self.root}/{VERSION}", token_bytes(12))]
         if ledger is not None:
-            hints.append((ledger.folder / HEAD, hint(ledger.entries)))
+            hints.append((f"{ledger.folder}/{HEAD}", hint(ledger.entries)))
         for path, text in hints:
             try:
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -236,7 +237,7 @@ def _write_records(home: Home, ledger: Ledger, change: Change, notes: Notes) -> 
     for n, (seq, id, row) in enumerate(new, start=1):
         address = checkpoint_address(change.session, seq, id)
         text = files_text.show_checkpoint(seq, id, files_text.plain(rows.CHECKPOINT, address, row))
-        path = record_path(ledger.folder, seq)
+        path = f"{ledger.folder}/{CHECKPOINTS}/{seq:06}.json"
         disk.replace(path, text, durable=home.durable, folder=n == len(new))
 
 
@@ -263,22 +264,19 @@ def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
             raise Gone
         if seq in other.tombs and seq not in notes.untombs:
             raise Gone
-    _check_parent(home, change, notes)
+    _check_parent(home, ledger, change, notes)
     return ledger
 
 
-def _check_parent(home: Home, change: Change, notes: Notes) -> None:
+def _check_parent(home: Home, ledger: Ledger | None, change: Change, notes: Notes) -> None:
     """Who reads may see a commit that is taken back, and its seq comes again. Its id does not."""
-    if change.checkpoint is None:
+    if change.parent is None:
         return
-    seq, id, row = change.checkpoint
-    row = files_text.plain(rows.CHECKPOINT, checkpoint_address(change.session, seq, id), row)
-    parent_seq, parent = files_text.parent_of(row)
-    ledger = home.catalog.ledger(change.session if notes.origin is None else notes.origin[0])
-    if ledger is None or parent_seq is None or parent is None:
-        return
-    found = ledger.ids.get(parent_seq, parent)
-    if found != parent:
+    if notes.origin is not None:
+        ledger = home.catalog.ledger(notes.origin[0])
+    seq, parent = change.parent
+    found = parent if ledger is None else ledger.ids.get(seq, parent)
+    if ledger is not None and found != parent:
         name = ledger.name.decode(errors="backslashreplace")
         raise HeadMoved(name, ids.to_text(parent), ids.to_text(found))
 
@@ -372,7 +370,7 @@ def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
     for stream, lines in new.items():
         if lines:
             lines.sort()
-            path = ledger.folder / STREAMS / f"{stream}.jsonl"
+            path = ledger.stream(stream)
             end = ledger.ends.get(stream, 0)
             if lines[0].n < end:
                 home.streams.insert(path, [line for line in lines if line.n < end], home.durable)

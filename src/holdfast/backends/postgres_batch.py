@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 _LARGE = 1 << 16
 """Bytes; whoever writes more makes nobody else wait for that."""
 
-_BEGIN = """WITH held AS (SELECT t.* FROM unnest({}) t (session, expect, head, pos, id, body, {})
-JOIN heads h ON h.session = t.session AND h.body = t.expect FOR UPDATE OF h SKIP LOCKED),
+_BEGIN = """WITH held AS (SELECT t.* FROM unnest({}) t
+(session, expect, head, pos, id, body, parent, parent_id, {})
+JOIN heads h ON h.session = t.session AND h.body = t.expect
+WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.pos = t.parent AND c.id = t.parent_id)
+FOR UPDATE OF h SKIP LOCKED),
 moved AS (UPDATE heads h SET body = held.head FROM held WHERE h.session = held.session
 RETURNING held.*),
 checkpoint AS (INSERT INTO checkpoints SELECT pos, id, body FROM moved),
@@ -33,7 +36,7 @@ _END = " SELECT session FROM moved"
 
 
 def _text(columns: str) -> str:
-    marks = ["%s"] * (6 + len(columns.split()))
+    marks = ["%s"] * (8 + len(columns.split()))
     return _BEGIN.format(", ".join(marks), columns)
 
 
@@ -48,6 +51,7 @@ def fits(change: Change) -> bool:
         and change.create is None
         and change.expect != b""
         and change.checkpoint is not None
+        and change.parent is not None
         and not change.blobs
         and len(change.rows) == 1
         and len(change.rows[0].body) + len(change.checkpoint[2]) < _LARGE
@@ -61,19 +65,20 @@ def write(link: Link, changes: Sequence[Change]) -> set[int]:
     """
     order = sorted(changes, key=lambda change: change.session)
     packing = any(change.rows[0].replaces for change in order)
-    lines = [_line(c, *c.checkpoint, packing=packing) for c in order if c.checkpoint]
+    lines = [_line(c, packing=packing) for c in order]
     columns = [list(column) for column in zip(*lines, strict=True)]
     answer = link.ask(_PACKING if packing else _PLAIN, columns)
     moved = [answer.get_value(n, 0) for n in range(answer.ntuples)]
     return {int.from_bytes(session, "big") for session in moved if session is not None}
 
 
-def _line(
-    change: Change, seq: int, id: bytes, body: bytes, *, packing: bool
-) -> tuple[int | bytes | None, ...]:
+def _line(change: Change, *, packing: bool) -> tuple[int | bytes | None, ...]:
     [(stream, first, replaces, row)] = change.rows
     session, pos = change.session, stream << STREAM_BITS | first
-    known = (session, change.expect, change.head, session << SEQ_BITS | seq, id, body)
+    seq, id, body = change.checkpoint or (0, b"", b"")
+    parent_seq, parent = change.parent or (0, b"")
+    base = session << SEQ_BITS
+    known = (session, change.expect, change.head, base | seq, id, body, base | parent_seq, parent)
     if not packing:
         return (*known, pos, row)
     if replaces:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _SWAP = """WITH moved AS (UPDATE heads SET body = %s WHERE session = %s AND body = %s
 RETURNING session)"""
+# A server that crashed may have forgotten the checkpoint that was built on, and have been given
+# another one of its number since: then the head is what was expected, and what it means is not.
+_SWAP_ON = """WITH moved AS (UPDATE heads SET body = %s WHERE session = %s AND body = %s
+AND EXISTS (SELECT 1 FROM checkpoints WHERE pos = %s AND id = %s) RETURNING session)"""
 _HEAD = """WITH moved AS (INSERT INTO heads AS h VALUES (%s, %s)
 ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE h.body = '' RETURNING session)"""
 _CREATE = """WITH moved AS (INSERT INTO sessions VALUES (%s, %s, %s, %s, %s) RETURNING num),
@@ -121,6 +125,10 @@ class Statement:
             origin = change.notes.origin if change.notes else None
             where = None if origin is None else position(*origin)
             self._add(_CREATE, session, hash_of(name), name, where, row, change.head)
+        elif change.expect and change.parent is not None:
+            seq, id = change.parent
+            where = session << SEQ_BITS | seq
+            self._add(_SWAP_ON, change.head, session, change.expect, where, id)
         elif change.expect:
             self._add(_SWAP, change.head, session, change.expect)
         else:  # a head that was lost
@@ -239,7 +247,7 @@ def write(link: Link, change: Change | Jot) -> None:
         return
     with link.transaction():
         _lock(link, change, change.notes)
-        _check_there(link, change.notes)
+        _check_there(link, change, change.notes)
         _execute(link, statement)
 
 
@@ -310,17 +318,17 @@ _THERE = "SELECT count(*) FROM checkpoints WHERE pos = ANY(%s)"
 _BURIED = "SELECT count(*) FROM tombs WHERE pos = ANY(%s)"
 
 
-def _check_there(link: Link, notes: Notes) -> None:
+def _check_there(link: Link, change: Change, notes: Notes) -> None:
     places = {position(*place) for place in notes.needs}
     alive = {position(s, seq) for s, seq in notes.needs if seq not in notes.untombs}
     [(there,)] = link.execute(_THERE, (_ints(places),)).fetchall()
     [(buried,)] = link.execute(_BURIED, (_ints(alive),)).fetchall()
     if there < len(places) or buried:
         raise Gone
-    if notes.parent is not None:
-        pos = Int8(position(*notes.needs[0]))
-        [(id,)] = link.execute("SELECT id FROM checkpoints WHERE pos = %s", (pos,)).fetchall()
-        if id != notes.parent:
+    if change.parent is not None:
+        seq, id = change.parent
+        pos = Int8(position(notes.origin[0] if notes.origin else change.session, seq))
+        if link.execute("SELECT id FROM checkpoints WHERE pos = %s", (pos,)).fetchall() != [(id,)]:
             raise Gone
 
 

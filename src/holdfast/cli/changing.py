@@ -152,7 +152,10 @@ def ops_(app: App, session: str | None) -> None:
     """List what was done to a session, apart from saving: the newest first."""
     with app.store() as store:
         handle = naming.the_session(store, session)
-        for operation in reversed(handle.ops()):
+        done = handle.ops()
+        if not done:
+            app.note("Nothing was done to it apart from saving.")
+        for operation in reversed(done):
             if app.json:
                 app.emit(shapes.operation(operation))
                 continue

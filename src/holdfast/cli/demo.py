@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 import holdfast
+from holdfast.cli import naming
 from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class _Play:
 
     def _id(self, session: str) -> str:
         with holdfast.open(self._url, read_only=True) as store:
-            return store.session(session).get().id[:10]
+            head = store.session(session).get()
+            return head.id[: naming.short_length(store.backend, [head])]
 
     # -- how it is told ------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from holdfast.cli.progress import bar
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast import Plan, Retention, Store
 
 
@@ -93,7 +95,7 @@ def prune_(app: App, session: str | None, *, dry_run: bool, **rules: Any) -> Non
             return
         count = sum(len(plan.removed) for plan in plans)
         for plan in plans:
-            _show(app, store, plan)
+            _show(app.say if dry_run else app.note, store, plan)
         if dry_run or not count:
             app.note("Nothing to prune." if not count else "Nothing was done: a dry run.")
             return
@@ -128,18 +130,18 @@ def _plans(store: Store, rule: Retention, session: str | None, *, dry_run: bool)
     return [naming.the_session(store, session).prune(rule, dry_run=dry_run)]
 
 
-def _show(app: App, store: Store, plan: Plan) -> None:
-    """What goes and why, on stderr: it is a question, not yet an answer."""
+def _show(tell: Callable[[str], None], store: Store, plan: Plan) -> None:
+    """What goes and why: the answer to a dry run, otherwise part of a question, on stderr."""
     if plan.whole is not None:
-        app.note(f"{plan.session}: all of it goes: {plan.whole}")
+        tell(f"{plan.session}: all of it goes: {plan.whole}")
         return
-    app.note(f"{plan.session}: {len(plan.removed):,} of {len(plan.verdicts):,} go")
+    tell(f"{plan.session}: {len(plan.removed):,} of {len(plan.verdicts):,} go")
     length = naming.short_length(store.backend, [v.checkpoint for v in plan.verdicts[:100]])
     for verdict in plan.verdicts:
         what = click.style("drop", fg="red") if not verdict.keep else "keep"
         c = verdict.checkpoint
         step = "?" if c.damaged else c.step
-        app.note(f"  {what}  {c.id[:length]}  step {step}  {verdict.reason}")
+        tell(f"  {what}  {c.id[:length]}  step {step}  {verdict.reason}")
 
 
 @command("gc")
@@ -167,7 +169,7 @@ def gc_(app: App) -> None:
 @click.argument("path", type=click.Path())
 def backup_(app: App, path: str) -> None:
     """Copy the store to PATH, as of one moment and verified, while others go on writing."""
-    with app.store(write=True) as store:
+    with app.store() as store:
         report = store.backup(path)
     if app.json:
         app.emit({"path": path, "report": shapes.report(report)})

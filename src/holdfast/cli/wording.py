@@ -13,6 +13,7 @@ _HINTS = {
     "CheckpointNotFound": "`holdfast log --all` lists every checkpoint",
     "HeadMoved": "somebody else has saved meanwhile; look with `holdfast log`, then try again",
     "Corrupt": "`holdfast check` lists what is damaged and what still loads",
+    "KeyTaken": "`holdfast show key:KEY` shows the checkpoint that has it",
     "SessionBusy": "a worker runs it; `holdfast abandoned` lists those whose worker died",
 }
 _COMMANDS = {

@@ -45,6 +45,9 @@ _encode, _escape = [
     json.JSONEncoder(ensure_ascii=ascii, separators=(",", ":"), allow_nan=False).encode
     for ascii in (False, True)
 ]
+# Where an encoding has none of these bytes it is JSON in other clothes: it has no bytes, tags or
+# floats, and no key that would have to be escaped.
+_NOT_JSON = [bytes((n,)) for n in (*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$")]
 _KINDS = {"list": 0, "dict": 1, "text": 2, "bytes": 2, "raw": 2}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -74,6 +77,10 @@ def loads(text: bytes) -> Any:
 def show(data: bytes) -> Any:
     """The rendering of an encoding, stored or canonical."""
     try:
+        if not any(byte in data for byte in _NOT_JSON):
+            shown = ormsgpack.unpackb(data)  # what most messages are
+            if _pack(shown) == data:
+                return shown
         shown = _show(values.decode(data, _show_tag))
         if hide(shown) == data:
             return shown
