@@ -83,7 +83,7 @@ def _one_store(
         for child in children:
             if rng.random() < 0.8:
                 # Until it has told of so much. The others are killed while they begin.
-                child.listen(10.0, lines=rng.choice([1, 3, 5]))
+                child.listen(10.0, lines=rng.choice([1, 5, 9]))
             child.listen(rng.choice([rng.uniform(0, 0.01), rng.uniform(0, 0.06)]))
             child.kill()
             report.kills += 1
