@@ -13,7 +13,8 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
-from holdfast.backends.files_ledger import STREAMS, Identity, Ledger, status
+from holdfast.backends.files_identity import Identity
+from holdfast.backends.files_ledger import STREAMS, Ledger, status
 from holdfast.codec import portable
 from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
 from holdfast.errors import UNREADABLE, Unavailable

@@ -15,12 +15,12 @@ from holdfast import ids
 from holdfast.backends import disk, files_journal, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, Catalog
+from holdfast.backends.files_identity import Identity
 from holdfast.backends.files_ledger import (
     DAMAGED_HEAD,
     HEAD,
     LOG,
     STREAMS,
-    Identity,
     Ledger,
     entry_of,
     hint,

@@ -1,4 +1,4 @@
-"""Importing what other checkpoint systems have left on a disk.
+"""Importing what other checkpoint systems and agents have left on a disk.
 
 `import_(store, path)` looks at a path, tells which of the formats it has, and imports it. An import
 may be run again at any time: it brings what is not in the store yet. The source is only read.
@@ -12,25 +12,53 @@ from typing import TYPE_CHECKING, Any, Literal
 import apsw
 
 from holdfast.errors import InvalidRequest
-from holdfast.importers import s0, s1, s2, s3
+from holdfast.importers import claude_code, codex, openai_chat, s0, s1, s2, s3
+from holdfast.importers.claude_code import import_claude_code
+from holdfast.importers.codex import import_codex
 from holdfast.importers.database import Source, Table, is_database
-from holdfast.importers.foreign import Findings, Folder, Unsound, decode, existing, shown
+from holdfast.importers.foreign import Findings, Unsound, existing, shown
 from holdfast.importers.landing import Imported
+from holdfast.importers.openai_chat import import_openai_chat
 from holdfast.importers.s0 import import_s0
 from holdfast.importers.s1 import import_s1
 from holdfast.importers.s2 import import_s2
 from holdfast.importers.s3 import import_s3
+from holdfast.importers.transcripts import Files
 
 if TYPE_CHECKING:
     from holdfast import Store
 
-__all__ = ["Imported", "import_", "import_s0", "import_s1", "import_s2", "import_s3"]
+__all__ = [
+    "Imported",
+    "import_",
+    "import_claude_code",
+    "import_codex",
+    "import_openai_chat",
+    "import_s0",
+    "import_s1",
+    "import_s2",
+    "import_s3",
+]
+
+Format = Literal["s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat"]
 
 _FORMATS = {"s0": s0, "s1": s1, "s2": s2, "s3": s3}
-_IMPORTS = {"s0": import_s0, "s1": import_s1, "s2": import_s2, "s3": import_s3}
+_LINES = {"claude-code": claude_code, "codex": codex}
+_CHAT = "openai-chat"
+_IMPORTS = {
+    "s0": import_s0,
+    "s1": import_s1,
+    "s2": import_s2,
+    "s3": import_s3,
+    "claude-code": import_claude_code,
+    "codex": import_codex,
+    _CHAT: import_openai_chat,
+}
 _HINT = (
     'give format="s0" (<session>/checkpoints/cp_….json), "s1" (<session>_<step>.json), '
-    '"s2" (index.json, sessions/<session>/<id>.json) or "s3" (<agent>/<id>.json, or SQLite)'
+    '"s2" (index.json, sessions/<session>/<id>.json) or "s3" (<agent>/<id>.json, or SQLite); '
+    'for transcripts "claude-code" (<session>.jsonl), "codex" (rollout-….jsonl) or '
+    '"openai-chat" (a file with messages)'
 )
 _SAMPLES = 50
 
@@ -38,9 +66,9 @@ _SAMPLES = 50
 def import_(
     store: Store,
     path: str | os.PathLike[str],
-    format: Literal["s0", "s1", "s2", "s3"] | None = None,
+    format: Format | None = None,
 ) -> Imported:
-    """Import the checkpoints at `path` that are not in the store yet; the source is only read.
+    """Import what is at `path` and not in the store yet; the source is only read.
 
     Without a format it is recognised; InvalidRequest if it could be several, or is none. What is
     damaged is listed in the result, and does not keep the rest from being imported.
@@ -54,33 +82,56 @@ def import_(
 
 def _recognise(path: str) -> Any:
     """By what the files hold; if none of them tells, by their names."""
-    if os.path.isdir(path):
-        folder = Folder(path, Findings())
-        found = _by_content(folder)
-        if not found:
-            found = [name for name, module in _FORMATS.items() if module.layout(folder.files)]
+    found: list[str] = []
+    if is_database(path):
+        found = ["s3"] if _has_table(path) else []
     else:
-        found = ["s3"] if is_database(path) and _has_table(path) else []
+        files = Files(path, "")
+        found = _by_content(files)
+        if os.path.isdir(path):
+            names = files.names
+            found = found or [name for name, module in _FORMATS.items() if module.layout(names)]
+        else:
+            found = [name for name in found if name not in _FORMATS]  # these are folders
     if len(found) == 1:
         return found[0]
     what = f"could be {' or '.join(found)}" if found else "is none of the known formats"
     raise InvalidRequest(f"{shown(path)} {what}", hint=_HINT)
 
 
-def _by_content(folder: Folder) -> list[str]:
+def _by_content(files: Files) -> list[str]:
     found: set[str] = set()
     samples = 0
-    for name in folder.files:
+    for name in files.names:
         if samples == _SAMPLES:
             break
-        try:
-            data = decode(folder.read(name)) if name.endswith((".json", ".backup")) else None
-        except Unsound:
-            continue
-        if type(data) is dict:
-            samples += 1
-            found.update(name for name, module in _FORMATS.items() if module.looks_like(data))
+        kinds = _in_lines(files, name) if name.endswith(".jsonl") or len(files.names) == 1 else []
+        if not kinds and name.endswith((".json", ".backup")):
+            try:
+                data = files.document(name)
+            except Unsound:
+                continue
+            kinds = _in_document(data)
+            samples += type(data) in (dict, list)
+        samples += bool(kinds)
+        found.update(kinds)
     return sorted(found)
+
+
+def _in_lines(files: Files, name: str) -> list[str]:
+    """The formats that the first lines of a file may be of."""
+    for _, _, data in files.lines(name, limit=_SAMPLES):
+        found = [format for format, module in _LINES.items() if module.looks_like(data)]
+        if found or openai_chat.looks_like(data):
+            return found or [_CHAT]
+    return []
+
+
+def _in_document(data: Any) -> list[str]:
+    found = []
+    if type(data) is dict:
+        found = [format for format, module in _FORMATS.items() if module.looks_like(data)]
+    return found or ([_CHAT] if openai_chat.looks_like(data) else [])
 
 
 def _has_table(path: str) -> bool:
