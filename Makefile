@@ -11,13 +11,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench torture tools clean
+.PHONY: help demo test lint format docs bench torture tools clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-base ## save, kill, load, rewind and fork, with real output
-	@$(PY) examples/quickstart.py
+demo: $(VENV)/.installed-base ## an agent is killed and goes on, with real output
+	@$(PY) -m holdfast demo
 
 test: lint tools ## lint, types and every test (ARGS="-k name" narrows it)
 	@echo "==> pytest"
@@ -34,6 +34,11 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 format: $(VENV)/.installed-dev ## format the code and fix what ruff can fix
 	@$(PY) -m ruff check --fix-only
 	@$(PY) -m ruff format
+
+docs: $(VENV)/.installed-dev ## make what the pages show of the project, and build them
+	@$(PY) -m docs.making
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/.installed-bench ## measure against the peer (ARGS are passed on)
 	@$(PY) -m bench $(ARGS)

@@ -1,29 +1,40 @@
-"""What the documentation shows is true: its Python runs, and prints what it says it prints.
+"""What the documentation shows is true: its examples run, and print what it says they print.
 
-The blocks of a page share one namespace and run in order, in an empty folder. In a block, the
-comment lines after a `print(…)` that begin with `#>` are its exact output, `…` standing for
-anything; a line that ends with `#! Name` has to raise the holdfast error of that name.
+The blocks of a page run in order, in an empty folder. Those in Python share one namespace. In a
+block, the comment lines after a `print(…)` that begin with `#>` are its exact output, `…` standing
+for anything; a line that ends with `#! Name` has to raise the holdfast error of that name.
+
+Blocks of `console` are commands after `$ `, and what they print; ids, ages and the width of gaps
+may differ, a line `…` stands for any lines. Their store is agent.db, and $DATABASE_URL an empty
+one of PostgreSQL.
 """
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import holdfast
+from tests.postgres import schema, server_url
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/moving.md", "docs/runs.md"]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RAISES = re.compile(r"^(?P<code>[^#\s].*?)  #! (?P<error>\w+)$", re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+ADDRESS = "postgresql://agent@db.example/agents"
 
 
-def blocks(text: str) -> list[tuple[int, str]]:
-    """Each Python block with the number of its first line."""
-    return [(text.count("\n", 0, m.start(1)) + 1, m.group(1)) for m in BLOCK.finditer(text)]
+def blocks(text: str) -> list[tuple[int, str, str]]:
+    """Each block with the number of its first line, and its language."""
+    return [(text.count("\n", 0, m.start(2)) + 1, m[1], m[2]) for m in BLOCK.finditer(text)]
 
 
 def runnable(source: str) -> str:
@@ -43,29 +54,107 @@ def fits(expected: list[str], printed: str) -> bool:
     return re.fullmatch(pattern, printed.rstrip("\n")) is not None
 
 
+def fits_in_console(expected: str, printed: str) -> bool:
+    lines = [re.escape(line).replace("…", ".*") for line in steady(expected).splitlines()]
+    pattern = "\n".join("(?:.*\n)*.*" if line == ".*" else line for line in lines)
+    return re.fullmatch(pattern, steady(printed)) is not None
+
+
+def steady(printed: str) -> str:
+    """Without what is another each time."""
+    text = re.sub(r"\b0[0-9a-hjkmnp-tv-z]{7,23}\b", "(id)", printed)
+    text = re.sub(r"\b\d+[smh] ago|\bjust now", "(age)", text)
+    lines = [re.sub(r" {2,}", "  ", line.rstrip()) for line in text.strip("\n").splitlines()]
+    return "\n".join(lines)
+
+
 def run(page: str, text: str) -> list[str]:
     """Run a page; what it printed that is not as it says."""
     namespace: dict[str, Any] = {"raises": raises}
     wrong = []
-    for line, source in blocks(text):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile("\n" * (line - 1) + runnable(source), page, "exec"), namespace)
-        expected = re.findall(r"^\s*#> ?(.*)$", source, re.MULTILINE)
-        if expected and not fits(expected, out.getvalue()):
-            wrong.append(f"{page}:{line}: printed\n{out.getvalue()}")
+    try:
+        for line, language, source in blocks(text):
+            if language == "console":
+                wrong += [f"{page}:{line}: {told}" for told in run_commands(source)]
+                continue
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile("\n" * (line - 1) + runnable(source), page, "exec"), namespace)
+            expected = re.findall(r"^\s*#> ?(.*)$", source, re.MULTILINE)
+            if expected and not fits(expected, out.getvalue()):
+                wrong.append(f"{page}:{line}: printed\n{out.getvalue()}")
+    finally:
+        for value in namespace.values():
+            if isinstance(value, holdfast.Store):
+                value.close()
     return wrong
 
 
+def run_commands(source: str) -> list[str]:
+    """Those that failed, or printed something else."""
+    wrong = []
+    found = COMMAND.findall(source)
+    assert "".join(f"$ {command}\n{output}" for command, output in found) == source
+    for command, expected in found:
+        done = subprocess.run(
+            ["bash", "-c", command], env=terminal(), encoding="utf-8", timeout=120, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode or not fits_in_console(expected, done.stdout):
+            wrong.append(f"{command}\nended with {done.returncode} and printed\n{done.stdout}")
+    return wrong
+
+
+def terminal() -> dict[str, str]:
+    """The environment of somebody who types what a page says."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {
+        **os.environ,
+        "PATH": path,
+        "HOME": str(Path.cwd()),
+        "HOLDFAST_STORE": "agent.db",
+        "NO_COLOR": "1",
+        "COLUMNS": "120",
+        "PYTHONIOENCODING": "utf-8",
+    }
+
+
+@contextlib.contextmanager
+def server(text: str, monkeypatch: pytest.MonkeyPatch):
+    """The page with addresses that lead somewhere, if it has any."""
+    if "DATABASE_URL" not in text and ADDRESS not in text:
+        yield text
+        return
+    with schema() as name:
+        url = f"{server_url()}?schema={quote(name)}"
+        holdfast.open(url, create=True).close()
+        monkeypatch.setenv("DATABASE_URL", url)
+        yield text.replace(ADDRESS, url).replace(', schema="holdfast"', "")
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_code_runs(page, tmp_path, monkeypatch):
+def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with server((ROOT / page).read_text("utf-8"), monkeypatch) as text:
+        assert run(page, text) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_example_is_left_out(page):
     text = (ROOT / page).read_text("utf-8")
-    assert blocks(text)
-    assert run(page, text) == []
+    fences = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    examples = {"python", "py", "console", "bash", "shell"}
+    assert [name for _, name, _ in fences if name in examples] == [n for _, n, _ in blocks(text)]
+    for indent, name, source in fences:
+        assert not indent, "a block in a list is not run"
+        if name not in {*examples, "text"}:
+            assert not re.search(r"^(\$ )?holdfast ", source, re.MULTILINE), (
+                "make it a console block"
+            )
 
 
-def test_a_false_page_is_noticed(tmp_path):
+def test_a_false_page_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = "```python\nprint(1)\n#> {}\n```\n"
     assert run("page", page.format("1")) == []
     assert run("page", page.format("…")) == []
@@ -76,15 +165,29 @@ def test_a_false_page_is_noticed(tmp_path):
         run("page", "```python\nx = 1 / 0\n```\n")
 
 
+def test_a_false_command_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = "```console\n$ echo one; echo '06a2yj9vh   8s ago'\n{}```\n"
+    assert run("page", page.format("one\n06b3c4d5efgh  2m ago\n")) == []
+    assert run("page", page.format("…\n")) == []
+    assert run("page", page.format("one\n")) != []
+    assert run("page", page.format("")) != []
+    assert run("page", page.format("two\n06b3c4d5efgh  2m ago\n")) != []
+    assert run("page", "```console\n$ false\n```\n") != []
+    assert run("page", "```console\n$ holdfast sessions\n…\n```\n") != []  # no store yet
+    with pytest.raises(AssertionError):
+        run("page", "```console\nholdfast sessions\n```\n")
+
+
 def test_every_error_is_in_the_guide():
     guide = (ROOT / "docs/guide.md").read_text("utf-8")
     listed = dict(re.findall(r"^\| *`(\w+)` *\| *(\d+) *\|", guide, re.MULTILINE))
-    errors = [v for v in vars(holdfast).values() if isinstance(v, type)]
+    errors = [v for name in holdfast.__all__ if isinstance(v := getattr(holdfast, name), type)]
     tree = {e.__name__: str(e.exit_code) for e in errors if issubclass(e, holdfast.HoldfastError)}
     assert listed == tree
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text("utf-8")):

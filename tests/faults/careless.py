@@ -27,7 +27,10 @@ from .writer import main
 def renames_before_it_syncs() -> None:
     """A file gets its name while what is in it may still be lost."""
 
-    def hastily(path: Path, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
+    def hastily(
+        path: Path | str, data: bytes, *, durable: bool = True, folder: bool = True
+    ) -> None:
+        path = Path(path)
         draft = path.parent / f"{disk.TEMPORARY}{os.getpid()}"
         draft.write_bytes(data)
         os.replace(draft, path)
@@ -99,7 +102,7 @@ def locks_nothing() -> None:
     """Everybody writes at once."""
 
     @contextmanager
-    def open_to_all(path: Path, timeout: float, *, shared: bool = False) -> Iterator[None]:
+    def open_to_all(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
         yield
 
     disk.locked = open_to_all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,8 +30,13 @@ _AGENT = [sys.executable, "-m", "holdfast.cli.demo_agent"]
 def play(app: App, folder: str | None, *, pause: float) -> None:
     with _stage(folder) as where:
         _Play(app, where, pause).acts()
+    click.echo(click.style("\nTry next:", bold=True))
     if folder is None:
-        app.say("The folder of this demo is gone. Keep one with: holdfast demo --folder demo")
+        click.echo("    holdfast demo --folder demo    # the folder of this one is gone")
+    store = shlex.quote(os.path.join(folder or "demo", "agent.db"))
+    click.echo(f"    export HOLDFAST_STORE={store}")
+    for words in ("sessions", "show @~1 -s lisbon", "undo -s grand", "search hotel", "--help"):
+        click.echo(f"    holdfast {words}")
 
 
 @contextmanager
@@ -78,10 +84,6 @@ class _Play:
         self._holdfast("blame", "plan.budget", "-s", "grand")
         self._tell("Nothing of all this was lost or made up; that can be checked:")
         self._holdfast("check", "--read-data")
-        self._tell("Try next:")
-        for line in ("holdfast sessions", "holdfast show @~1 -s lisbon", "holdfast undo -s grand",
-                     "holdfast search hotel", "holdfast --help"):  # fmt: skip
-            click.echo(f"    {line}")
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -139,8 +141,6 @@ class _Play:
 
     def _holdfast(self, *words: str) -> None:
         """A command, as one would type it in that folder, and what it really prints."""
-        import shlex
-
         from holdfast.cli.main import run
 
         click.echo(click.style(f"    $ {shlex.join(['holdfast', *words])}", fg="cyan"))

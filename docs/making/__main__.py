@@ -1,0 +1,32 @@
+"""Write what is made; `python -m docs.making`."""
+
+from pathlib import Path
+
+from docs.making import commands, measures, picture
+from docs.making.marks import put
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def made() -> dict[str, str]:
+    """What each file has to say, by its path from the root of the project."""
+    benchmarks = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    cli = (ROOT / "docs/cli.md").read_text("utf-8")
+    cli = put(cli, "commands", commands.reference())
+    return {
+        "README.md": put(readme, "measures", measures.table(benchmarks)),
+        "docs/cli.md": put(cli, "exit codes", commands.exit_codes()),
+        "docs/log.svg": picture.svg(),
+    }
+
+
+def main() -> None:
+    for path, text in made().items():
+        if not (ROOT / path).exists() or (ROOT / path).read_text("utf-8") != text:
+            (ROOT / path).write_text(text, "utf-8")
+            print(f"{path} is new")
+
+
+if __name__ == "__main__":
+    main()

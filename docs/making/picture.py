@@ -1,0 +1,96 @@
+"""docs/log.svg: what `holdfast log` prints, with a clock and ids that are the same each time."""
+
+import contextlib
+import datetime as dt
+import io
+import random
+import re
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+import holdfast
+from holdfast.cli import main, words
+
+START = dt.datetime(2026, 5, 4, 9, 0, tzinfo=dt.UTC)
+WIDTH = 96
+
+
+def svg() -> str:
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(Text("$ holdfast log", style="bold"))
+    console.print(Text.from_ansi(printed()), soft_wrap=True)
+    drawn = console.export_svg(title="holdfast log", unique_id="log")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from a network
+    return drawn.replace("Fira Code, ", "").rstrip() + "\n"
+
+
+def printed() -> str:
+    """The output of the command itself, with its colours."""
+    clock = _Clock()
+    out = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("time.time_ns", clock),
+        mock.patch("holdfast.ids._random", random.Random(42)),
+    ):
+        url = str(Path(folder) / "agent.db")
+        with holdfast.open(url) as store:
+            _history(store, clock.wait)
+        age = partial(words.age, now=clock.now())
+        with (
+            mock.patch("holdfast.cli.words.age", age),
+            mock.patch("click.utils.should_strip_ansi", return_value=False),
+            contextlib.redirect_stdout(out),
+        ):
+            code = main.run(["--store", url, "log"])
+    if code:
+        raise click.ClickException(f"holdfast log ended with {code}")
+    return out.getvalue()
+
+
+class _Clock:
+    """Stands still, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._ns = int(START.timestamp()) * 1_000_000_000
+
+    def __call__(self) -> int:
+        return self._ns
+
+    def wait(self, seconds: int) -> None:
+        self._ns += seconds * 1_000_000_000
+
+    def now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._ns / 1e9, dt.UTC)
+
+
+def _history(store: holdfast.Store, wait: Callable[[int], None]) -> None:
+    """A trip that was planned twice, and forked once."""
+    trip = store.session("trip-42", agent="planner")
+    trip.save({"messages": ["Three days in Lisbon."], "budget": 900}, label="asked")
+    wait(41)
+    usage = holdfast.Usage(1_830, 0.0092)
+    trip.append("messages", "A hotel by the river?", tags=["plan"], usage=usage)
+    wait(65)
+    call = holdfast.ToolCall("c1", "book_hotel", {"nights": 3})
+    trip.append("messages", "I will book it.", pending=[call], usage=holdfast.Usage(640, 0.0031))
+    wait(160)
+    trip.rewind("tag:plan")
+    trip.append("messages", "Something cheaper?")
+    wait(38)
+    trip.patch(set={"budget": 600}, usage=holdfast.Usage(2_210, 0.0111), label="cheaper")
+    wait(75)
+    hostel = trip.fork("trip-42-hostel", at="tag:plan")
+    usage = holdfast.Usage(1_120, 0.0056)
+    hostel.append("messages", "A hostel in Alfama.", usage=usage, status="completed")
+    wait(52)
+    usage = holdfast.Usage(1_480, 0.0073)
+    trip.append("messages", "Booked: Casa do Rio.", usage=usage, status="completed")
+    wait(180)
