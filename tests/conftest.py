@@ -4,6 +4,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from tests.cli import Terminal
     from tests.home import Home
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
@@ -31,6 +33,7 @@ SKIPPED: dict[str, str] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torture", action="store_true", help="run the long campaigns too")
+    parser.addoption("--update-snapshots", action="store_true", help="write transcripts anew")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -121,6 +124,22 @@ def sqlite(tmp_path: Path) -> "Iterator[Home]":
 def memory(tmp_path: Path) -> "Iterator[Home]":
     with _home("memory", tmp_path) as home:
         yield home
+
+
+@pytest.fixture
+def terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> "Terminal":
+    """A folder in which commands are typed, with a store that is made by the first of them."""
+    from tests.cli import Terminal
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "_HOLDFAST_COMPLETE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOLDFAST_STORE", "store.db")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # `resume` looks in the folder first
+    monkeypatch.chdir(tmp_path)
+    return Terminal(tmp_path, capsys)
 
 
 @pytest.fixture

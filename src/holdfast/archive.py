@@ -41,7 +41,7 @@ _CHUNK = 1 << 20
 _PLACES = re.compile(
     r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}\.json"
     r"|sessions/(?P<folder>[^/]+)/"
-    r"(log\.jsonl|session\.json|checkpoints/\d{1,12}\.json|streams/\d{1,12}\.jsonl)"
+    r"(log\.jsonl|journal\.jsonl|session\.json|checkpoints/\d{1,12}\.json|streams/\d{1,12}\.jsonl)"
 )
 
 

@@ -104,11 +104,11 @@ def verdict(child: processes.Child, url: str, fault: Fault) -> list[str]:
 def run(
     inject: str,
     folder: Path,
-    steps: list[Step],
-    make: Make = Writer,
+    steps: list[Any],
+    make: Callable[[str, int], Any] = Writer,
     backend: Backend = "sqlite",
 ) -> tuple[processes.Child, int]:
-    """Run a writer under strace; also tells how many calls were made to fail."""
+    """Run a writer of a kind under strace; also tells how many calls were made to fail."""
     warm_up(backend)
     go, gate = os.pipe()
 

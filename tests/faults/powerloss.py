@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from . import tracing
 from .checking import findings, scratch
@@ -30,6 +32,7 @@ EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before anyth
 FEW = 4  # with fewer states than that at a moment, even "none" and "all" are left to chance
 STALE = 40  # so many known states in a row, and a moment is exhausted
 LOADS = 12  # acknowledged checkpoints that are loaded and compared in each state
+_usual = partial(findings, loads=LOADS)
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,27 @@ def campaign(
     directories: Directories = "strict",
     part: tuple[int, int] = (0, 1),
     seed: int = 0,
+    ledger: Any = None,
+    check: Callable[..., list[str]] = _usual,
+    moments: Callable[[Event], bool] | None = None,
+    newest: bool = False,
 ) -> Report:
-    """Check about `states` disks after a power loss; part (i, n) takes every n-th moment from i."""
+    """Check about `states` disks after a power loss; part (i, n) takes every n-th moment from i.
+
+    `moments` are those after events for which it is true; otherwise all that can tell anything.
+    `check` tells what is wrong with a store, given what its writer has said to `ledger`. `newest`
+    begins each moment with what may have become of the newest change: hints are never synced, and
+    would be most of what a small sample loses and tears.
+    """
     rng = random.Random(f"{seed}/{part}")
-    moments = [place for place, event in enumerate(recording.events) if is_moment(event)]
-    moments = moments[part[0] :: part[1]]
-    if states < len(moments):
-        moments = sorted(rng.sample(moments, states))
-    left = dict(zip(moments, range(len(moments), 0, -1), strict=True))
-    disk, ledger, report = Disk(directories), Ledger(), Report(points=len(moments))
+    chosen = moments or is_moment
+    places = [place for place, event in enumerate(recording.events) if chosen(event)]
+    places = places[part[0] :: part[1]]
+    if states < len(places):
+        places = sorted(rng.sample(places, states))
+    left = dict(zip(places, range(len(places), 0, -1), strict=True))
+    ledger = Ledger() if ledger is None else ledger
+    disk, report = Disk(directories), Report(points=len(places))
     seen: set[tuple[bytes, int]] = set()
     for place, event in enumerate(recording.events):
         disk.apply(event)
@@ -113,12 +128,12 @@ def campaign(
         if place not in left:
             continue
         share = max(1, (states - report.states) // left[place])  # what others left over included
-        for choice, state in _states(disk, ledger, share, seen, rng):
+        for choice, state in _states(disk, ledger, share, seen, rng, newest=newest):
             report.states += 1
             with scratch() as folder:
                 state.put(folder)
                 url = url_of(folder, recording.backend)
-                found = findings(url, ledger, loads=LOADS, seed=report.states)
+                found = check(url, ledger, seed=report.states)
             if found:
                 report.failures += 1
                 report.lost += any(each.startswith(("lost:", "wrong state:")) for each in found)
@@ -135,11 +150,17 @@ def is_moment(event: Event) -> bool:
 
 
 def _states(
-    disk: Disk, ledger: Ledger, wanted: int, seen: set[tuple[bytes, int]], rng: random.Random
+    disk: Disk,
+    ledger: Any,
+    wanted: int,
+    seen: set[tuple[bytes, int]],
+    rng: random.Random,
+    *,
+    newest: bool,
 ) -> Iterator[tuple[Choice, State]]:
     """Up to `wanted` disks that were not seen with these promises before."""
     stale = 0
-    for choice in _choices(disk.pending, rng, few=wanted < FEW):
+    for choice in _choices(disk.pending, rng, few=wanted < FEW, newest=newest):
         state = disk.state(choice)
         key = (state.key(), ledger.acknowledged)
         stale = stale + 1 if key in seen else 0
@@ -151,9 +172,15 @@ def _states(
             return
 
 
-def _choices(pending: list[Change], rng: random.Random, *, few: bool) -> Iterator[Choice]:
+def _choices(
+    pending: list[Change], rng: random.Random, *, few: bool, newest: bool
+) -> Iterator[Choice]:
     """Which pending changes have reached the disk: telling subsets first, then random ones."""
     count = len(pending)
+    if newest and count:
+        telling = list(_around(pending, count - 1, rng))
+        rng.shuffle(telling)
+        yield from telling
     if few:
         yield [rng.choice([0, WHOLE])] * count
     else:
@@ -196,7 +223,7 @@ def _torn(change: Change, rng: random.Random) -> int:
 
 
 def _describe(
-    place: int, pending: list[Change], choice: Choice, ledger: Ledger, found: list[str]
+    place: int, pending: list[Change], choice: Choice, ledger: Any, found: list[str]
 ) -> str:
     parts = []
     for change, mask in zip(pending, choice, strict=True):

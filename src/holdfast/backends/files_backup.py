@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
 from holdfast.backends.files_catalog import CHECKPOINTS, SESSION
-from holdfast.backends.files_journal import JOURNAL
+from holdfast.backends.files_journal import JOURNAL, LAST, last_known
 from holdfast.backends.files_ledger import HEAD, LOG, STREAMS, hint
 from holdfast.backends.files_reader import BLOBS, record_path
 from holdfast.backends.files_writer import LOCKS, SESSIONS
@@ -79,6 +79,7 @@ def _copy_session(ledger: Ledger, target: Path) -> None:
     if (ledger.folder / JOURNAL).exists():
         journal = (ledger.folder / JOURNAL).read_bytes()
         (target / JOURNAL).write_bytes(journal[: journal.rfind(b"\n") + 1])
+        (target / LAST).write_bytes(hint(last_known(ledger)))
     if ledger.size:  # otherwise it is missing there, too
         with open(ledger.folder / LOG, "rb") as log:
             (target / LOG).write_bytes(log.read(ledger.size))

@@ -1,66 +1,88 @@
 """A session's journal as a file of lines, one for each time that something was written to it.
 
-A line is complete or does not count; whoever writes next cuts off half a one. Beside it, `lease` is
-a hint, not synced: when the session's lease was last renewed.
+A line is complete or does not count; whoever writes next cuts off half a one. Beside it lie two
+hints, not synced: `journal`, the number of the last entry, so that one that goes missing is missed;
+and `lease`, when the session's lease was last renewed.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import clock
+from holdfast.backends import disk
 from holdfast.backends import files_text as text
 from holdfast.backends.base import Lease, Moved
+from holdfast.backends.files_ledger import hint, read_hint
 from holdfast.codec import rows
 from holdfast.codec.records import position
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from holdfast.backends.base import Jot
     from holdfast.backends.files_ledger import Ledger
     from holdfast.backends.files_writer import Home
 
-JOURNAL, LEASE = "journal.jsonl", "lease"
+JOURNAL, LAST, LEASE = "journal.jsonl", "journal", "lease"
 _BEGIN = b'{"n":'
 _DAMAGED = b"a line that is damaged"
 
 
+class _Text(NamedTuple):
+    """What a file of lines says."""
+
+    rows: dict[int, bytes]
+    """By their numbers: the entries of all sound lines."""
+    end: int
+    """Where the last sound line ends. What is behind it may be torn."""
+    begins: bool
+    """Whether the first line is sound: then nothing is missing before it."""
+
+
 def read(ledger: Ledger) -> list[tuple[int, bytes]]:
-    """All entries that count, in order; one that does not unseal for each damaged line."""
+    """All entries that count, in order; for each that is damaged or missing, a row that is none."""
+    known = last_known(ledger)  # first: who writes meanwhile tells of an entry after it is there
     try:
-        data = (ledger.folder / JOURNAL).read_bytes()
+        found = _parsed((ledger.folder / JOURNAL).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [(n, row) for n, row in _entries(data) if n >= ledger.journal_from]
+        found = _Text({}, 0, begins=False)
+    first = max(1, ledger.journal_from)
+    if found.rows and found.begins:
+        first = max(first, min(found.rows))
+    last = max([known, *found.rows])
+    return [(n, found.rows.get(n, _DAMAGED)) for n in range(first, last + 1)]
 
 
-def _split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The lines that count, and what is torn behind them.
-
-    Where only the end of the last line is damaged, it is complete all the same.
-    """
-    *lines, last = data.split(b"\n")
-    return ([*lines, last], b"") if _entry(last) is not None else (lines, last)
+def last_entry(ledger: Ledger) -> int:
+    """The number of the newest entry that ever was, as far as that is known."""
+    return max([n for n, _ in read(ledger)], default=max(0, ledger.journal_from - 1))
 
 
-def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
-    n = 0
-    for line in _split(data)[0]:
+def last_known(ledger: Ledger) -> int:
+    """The hint beside the journal: a line that it knows of was synced, so it cannot be torn."""
+    return read_hint(ledger.folder / LAST)
+
+
+def _parsed(data: bytes) -> _Text:
+    rows: dict[int, bytes] = {}
+    at = end = 0
+    begins = True
+    for line in data.split(b"\n"):
+        at = min(at + len(line) + 1, len(data))
         entry = _entry(line)
         if entry is None:
-            n += 1
-            yield n, _DAMAGED
+            begins = begins and bool(rows)
             continue
-        n = entry["n"] - 1
-        for shown in entry["entries"]:
-            n += 1
+        end = at
+        for n, shown in enumerate(entry["entries"], entry["n"]):
             try:
-                yield n, text.hide_row(shown)
+                rows[n] = text.hide_row(shown)
             except (ValueError, TypeError, LookupError, AttributeError, Corrupt):
-                yield n, _DAMAGED
+                rows[n] = _DAMAGED
+    return _Text(rows, end, begins)
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
@@ -89,7 +111,7 @@ def jot(home: Home, jot: Jot) -> None:
 
 def copy(home: Home, ledger: Ledger, entries: Sequence[tuple[int, bytes]]) -> None:
     """What another store has of a journal; what is here already stays."""
-    last = max([n for n, _ in read(ledger)], default=0)
+    last = last_entry(ledger)
     new = sorted([(n, row) for n, row in entries if n > last])
     if new:
         _add(home, ledger, new[0][0], [_line(ledger.number, n, [row]) for n, row in new])
@@ -103,24 +125,36 @@ def _add(home: Home, ledger: Ledger, first: int, lines: list[bytes]) -> None:
         inode, end, last = home.journals.get(path, (0, 0, 0))
         if (inode, end) != (found.st_ino, found.st_size):
             data = os.pread(handle, found.st_size, 0)
-            end = len(data) - len(_split(data)[1])
-            last = max([n for n, _ in _entries(data)], default=0)
+            said, known = _parsed(data), last_known(ledger)
+            last = max([known, *said.rows])
+            # A line behind the last sound one is torn, and nobody's, unless it was known before.
+            end = said.end if known <= max(said.rows, default=0) else len(data)
             if end and data[end - 1 : end] != b"\n":
                 lines = [b"\n", *lines]
             home.unsettle(path)
         if first <= last:
             raise Moved
         if found.st_size > end:
-            os.ftruncate(handle, end)  # torn, and so nobody's
+            os.ftruncate(handle, end)
         home.journals.pop(path, None)
         home.add(path, handle, b"".join(lines), end)
         newest = _entry(lines[-1][:-1])
         if newest is not None:
             last = newest["n"] + len(newest["entries"]) - 1
             home.journals[path] = (found.st_ino, end + sum(map(len, lines)), last)
+            home.hint(f"{ledger.folder}/{LAST}", hint(last))
     finally:
         os.close(handle)
     home.tell()
+
+
+def settle(home: Home, ledger: Ledger) -> None:
+    """Make durable what a worker that was killed may have written, and not have synced."""
+    path = ledger.folder / JOURNAL
+    if home.durable and path.exists():
+        disk.sync(path)
+        home.unsettle(path)
+        home.settle(path)
 
 
 def slim(ledger: Ledger) -> bytes | None:

@@ -136,9 +136,9 @@ def hint(entries: int) -> bytes:
     return b"%12d %12d\n" % (entries, entries)
 
 
-def _read_hint(path: Path) -> int:
+def read_hint(path: Path) -> int:
     try:
-        first, second = (path / HEAD).read_bytes().split()
+        first, second = path.read_bytes().split()
         return int(first) if first == second else 0
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return 0
@@ -286,7 +286,7 @@ class Ledger:
 
     def _doubt(self, seen: tuple[int, int] | None) -> None:
         """If the log was longer once, its end is damaged, and so the head unknown."""
-        known = _read_hint(self.folder)
+        known = read_hint(self.folder / HEAD)
         if known > self.entries and status(self.folder) == seen:
             self.damaged += range(self.entries + 1, known + 1)
             self.entries = known

@@ -233,7 +233,8 @@ class FilesReader(Reader):
         return [entry for entry in files_journal.read(ledger) if entry[0] >= low][:limit]
 
     def last_entry(self, session: int) -> int:
-        return max([n for n, _ in self.journal(session, 0, MAX_SEQ)], default=0)
+        ledger = self.ledger(session)
+        return 0 if ledger is None else files_journal.last_entry(ledger)
 
     def tombs(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         ledger = self.ledger(session)

@@ -187,18 +187,20 @@ class Home:
 
     def tell(self, ledger: Ledger | None = None) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
-        hints = [(f"{self.root}/{VERSION}", token_bytes(12))]
+        self.hint(f"{self.root}/{VERSION}", token_bytes(12))
         if ledger is not None:
-            hints.append((f"{ledger.folder}/{HEAD}", hint(ledger.entries)))
-        for path, text in hints:
+            self.hint(f"{ledger.folder}/{HEAD}", hint(ledger.entries))
+
+    def hint(self, path: str, text: bytes) -> None:
+        """A file that is not synced, and may be missing."""
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.pwrite(handle, text, 0)
-                finally:
-                    os.close(handle)
-            except OSError as e:  # the commit is made, and must not be told to have failed
-                _log.warning("%s was not written: %s", path, e)
+                os.pwrite(handle, text, 0)
+            finally:
+                os.close(handle)
+        except OSError as e:  # the commit is made, and must not be told to have failed
+            _log.warning("%s was not written: %s", path, e)
 
 
 def commit(home: Home, change: Change) -> None:
@@ -226,6 +228,7 @@ def commit(home: Home, change: Change) -> None:
         if notes.copied is not None and notes.copied.journal:
             files_journal.copy(home, ledger, notes.copied.journal)
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
+            files_journal.settle(home, ledger)
             files_journal.note(ledger, notes.lease[0])
         home.log(ledger, entry_of(change, notes, ends))
 

@@ -1,0 +1,216 @@
+"""`holdfast` as a process: on a terminal, in a pipe, interrupted, asked by a shell."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests import cli_worlds as worlds
+from tests.cli import Ended, Terminal, environment, process
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def trip(terminal: Terminal) -> Terminal:
+    worlds.trip(terminal.path)
+    return terminal
+
+
+MARK = "-- ended with "
+_TYPED = f"""
+import json, sys
+from holdfast.cli.main import run
+for line in sys.argv[1:]:
+    print({MARK!r} + str(run(line.split())), flush=True)
+"""
+
+
+class Screen:
+    """A terminal on which commands are typed, one after another."""
+
+    def __init__(self, folder: Path, *lines: str, **env: str) -> None:
+        self._ours, theirs = pty.openpty()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _TYPED, *lines],
+                cwd=folder,
+                env=environment(folder) | env,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+            )
+        finally:
+            os.close(theirs)
+        self.text = ""
+        self._seen = 0
+
+    def until(self, words: str) -> None:
+        """Read on until these words are there once more."""
+        while words not in self.text[self._seen :]:
+            assert self._read(), f"it ended with {self.text!r}"
+        self._seen = self.text.index(words, self._seen) + len(words)
+
+    def answer(self, text: str) -> None:
+        os.write(self._ours, f"{text}\n".encode())
+
+    def ended(self) -> list[int]:
+        """How each command ended."""
+        try:
+            while self._read():
+                pass
+            assert self._process.wait(PATIENCE) == 0, self.text
+        finally:
+            os.close(self._ours)
+        return [int(code) for code in re.findall(rf"{MARK}(\d+)", self.text)]
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._ours], [], [], PATIENCE)
+        assert ready, f"it does not go on after {self.text!r}"
+        try:
+            data = os.read(self._ours, 1 << 16)
+        except OSError:  # how Linux says that the other end is closed
+            return False
+        self.text += data.decode()
+        return bool(data)
+
+
+GRAVE = {
+    "prune --keep-last 1": "Delete 3 checkpoints? [y/N]",
+    "gc": "Free it for good? [y/N]",
+    "delete -s trip-b": "Delete it? [y/N]",
+}
+
+
+@pytest.mark.parametrize("line", GRAVE)
+def test_it_asks(trip, line):
+    """No does nothing; yes does it."""
+    trip.good("prune --keep-last 3 --yes")
+    before = trip.good("stats --json").out
+    screen = Screen(trip.folder, line, line, line)
+    for answer in ("n", "", "y"):
+        screen.until(GRAVE[line])
+        assert trip.good("stats --json").out == before
+        screen.answer(answer)
+    assert screen.ended() == [1, 1, 0]
+    assert screen.text.count("nothing was done") == 2
+    assert trip.good("stats --json").out != before
+
+
+COLOURED = ("log", "sessions", "stats", "show start -s trip", "diff start -s trip", "log tirp")
+
+
+def test_colours(trip):
+    """On a terminal, unless NO_COLOR is set; never in a pipe."""
+    lively = Screen(trip.folder, *COLOURED, NO_COLOR="")
+    assert lively.ended() == [0] * 5 + [3]
+    parts = lively.text.split(MARK)
+    assert len(parts) == 1 + len(COLOURED)
+    assert all("\x1b[" in part for part in parts[:-1])
+    plain = Screen(trip.folder, *COLOURED, NO_COLOR="1")
+    assert plain.ended() == [0] * 5 + [3]
+    assert "\x1b" not in plain.text
+    for line in COLOURED:
+        piped = trip.type(line)
+        assert "\x1b" not in piped.out + piped.err
+
+
+def big(path: Path) -> None:
+    """More in each list than a pipe holds."""
+    with holdfast.open(path, durability="normal") as store:
+        for n in range(300):
+            store.session(f"{n:03} {'long name ' * 30}").save({"text": "x" * 300})
+        store.session("000").save({"text": ["y" * 100] * 2_000})
+
+
+def test_a_closed_pipe_is_no_error(terminal):
+    """`holdfast log | head -1`"""
+    big(terminal.path)
+    for line in ("log --all", "sessions", "state -s 000 --json"):
+        with process(*line.split(), folder=terminal.folder) as child:
+            assert child.stdout
+            assert child.stderr
+            assert child.stdout.readline()
+            child.stdout.close()
+            err = child.stderr.read()
+        assert (line, child.returncode, err) == (line, 0, "")
+
+
+def test_ctrl_c_ends_a_watch(trip):
+    with process("watch", "--json", folder=trip.folder, bufsize=1) as child:
+        assert child.stdout
+        assert child.stderr
+        events: list[str] = []
+        while not events:  # until it watches, it sees nothing
+            trip.good("tag @ again -s trip")
+            trip.good("undo -s trip")
+            if select.select([child.stdout], [], [], 0.05)[0]:
+                events.append(child.stdout.readline())
+        child.send_signal(signal.SIGINT)
+        err = child.stderr.read()
+    assert child.returncode == 130
+    assert '"operation"' in events[0]
+    assert err == ""
+
+
+def test_what_no_terminal_can_show(terminal):
+    """Is shown by its number."""
+    with terminal.store() as store:
+        store.session("s").save({"text": "a \ud800 b"}, label="l\udfff")
+    for encoding in ("utf-8", "ascii"):
+        env = {"PYTHONIOENCODING": encoding}
+        with process("log", "s", folder=terminal.folder, env=env) as child:
+            out, err = child.communicate()
+        assert (child.returncode, err) == (0, "")
+        assert ("l\\udfff" in out) == (encoding == "utf-8"), "elsewhere click has its own sign"
+
+
+def completed(typed: str, folder: Path) -> list[str]:
+    """What bash is told while somebody types."""
+    count = len(typed.split(" ")) - 1
+    env = {"COMP_WORDS": typed, "COMP_CWORD": str(count), "_HOLDFAST_COMPLETE": "bash_complete"}
+    with process(folder=folder, env=env) as child:
+        out, err = child.communicate()
+    assert err == ""
+    return [line.partition(",")[2] for line in out.splitlines()]
+
+
+def test_completion_in_bash(trip):
+    assert completed("holdfast log tr", trip.folder) == ["trip", "trip-b"]
+    assert completed("holdfast show -s trip e", trip.folder) == ["edited"]
+    assert completed("holdfast re", trip.folder) == [
+        "rewind",
+        "redo",
+        "resume",
+        "resolve",
+        "repair",
+    ]
+
+
+def test_the_line_for_bash_works(trip):
+    """What `holdfast completion bash` prints is what bash understands."""
+    line = trip.good("completion bash").out.strip()
+    assert line == 'eval "$(_HOLDFAST_COMPLETE=bash_source holdfast)"'
+    with process(folder=trip.folder, env={"_HOLDFAST_COMPLETE": "bash_source"}) as child:
+        script, _ = child.communicate()
+    assert child.returncode == 0
+    assert "complete -o nosort -F _holdfast_completion holdfast" in script
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
+    assert checked.returncode == 0
+
+
+def test_the_exit_code_of_a_process(trip):
+    for line, code in (("check", 0), ("show nowhere -s trip", 3)):
+        with process(*line.split(), folder=trip.folder) as child:
+            out, err = child.communicate()
+        assert Ended(child.returncode, out, err) == trip.type(line)
+        assert child.returncode == code

@@ -1,0 +1,235 @@
+"""Commands that look, on stores that cannot be written, are written meanwhile, or are damaged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests import cli_worlds as worlds
+from tests.cli import Terminal, elsewhere, environment, mortal
+from tests.home import Home
+
+LOOKS = (
+    "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "check",
+    "check --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
+    "abandoned", "ops -s trip", "resume trip", "watch --seconds 0.01",
+)  # fmt: skip
+CHANGES = ("tag @ x -s trip", "label @ x -s trip", "rewind @~1 -s trip", "undo -s trip",
+           "fork @ new -s trip", "delete -s trip --yes", "gc --yes",
+           "prune --keep-last 1 --yes")  # fmt: skip
+
+
+# -- read-only -------------------------------------------------------------------------------------
+
+
+def forbid(path: Path) -> None:
+    """Nobody may write below `path`."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            os.chmod(f"{folder}/{name}", 0o400)
+        os.chmod(folder, 0o500)
+
+
+def allow(path: Path) -> None:
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+
+
+def contents(path: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+REFUSED = pytest.mark.xfail(
+    raises=AssertionError, reason="check_schema() wants WAL, which an immutable file does not have"
+)
+
+
+@pytest.mark.parametrize("kind", ["file", pytest.param("folder", marks=REFUSED), "files"])
+def test_read_only(tmp_path, kind):
+    """A file in a folder that can be written, one in a folder that cannot, and plain files."""
+    home = tmp_path / "home"
+    home.mkdir()
+    url = f"files:{home}/store" if kind == "files" else str(home / "store.db")
+    worlds.trip(url)
+    before = contents(home)
+    if kind == "file":
+        (home / "store.db").chmod(0o400)
+    else:
+        forbid(home)
+    try:
+        lines = [f"{line} --store {url}" for line in (*LOOKS, *CHANGES)]
+        ended = elsewhere(lines, tmp_path, preexec_fn=mortal)
+    finally:
+        allow(home)
+    for line, (code, _, err) in zip(lines, ended, strict=True):
+        assert code == (0 if line.startswith(LOOKS) else 6), (line, err)
+    assert before.items() <= contents(home).items(), "what was there is as it was"
+
+
+# -- written meanwhile -----------------------------------------------------------------------------
+
+WRITER = """
+import itertools, sys, time, holdfast
+with holdfast.open(sys.argv[1], durability="normal") as store:
+    trip = store.session("trip")
+    for n in itertools.count():
+        if n < 60:  # a tree that goes on growing would take ever longer to look at
+            trip.append("messages", {"role": "user", "content": f"message {n}, by the river"})
+        elif n % 2:
+            trip.rewind("@~1")
+        else:
+            trip.undo()
+        if n == 10:
+            print("ready", flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_written_by_another_process(terminal, monkeypatch, kind):
+    url = "files:store" if kind == "files" else "store.db"
+    monkeypatch.setenv("HOLDFAST_STORE", url)
+    worlds.trip(url)
+    command = [sys.executable, "-c", WRITER, url]
+    env = environment(terminal.folder)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as writer:
+        try:
+            assert writer.stdout
+            assert writer.stdout.readline() == "ready\n"
+            known: set[str] = set()
+            for _ in range(2):
+                for line in LOOKS:
+                    if not line.startswith("watch"):
+                        terminal.good(line)
+                shown = {row["id"] for row in terminal.good("log trip -n 0 --json").lines}
+                assert known <= shown
+                known = shown
+            assert len(known) >= 18
+            [event, *_] = _watched(terminal)
+            assert event in ("checkpoint", "operation")
+            assert writer.poll() is None
+        finally:
+            writer.kill()
+    terminal.good("check --read-data")
+
+
+def _watched(terminal: Terminal) -> list[str]:
+    """What a watcher sees before it is interrupted."""
+    seen: list[str] = []
+
+    def emit(app: object, shape: dict[str, object]) -> None:
+        seen.extend(shape)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.cli.app.App.emit", emit)
+        assert terminal.type("watch --json").code == 130
+    return seen
+
+
+# -- damaged ---------------------------------------------------------------------------------------
+
+DAMAGES: dict[str, Callable[[Home], None]] = {
+    "head's checkpoint": lambda home: home.spoil_checkpoint(5),
+    "older checkpoint": lambda home: home.spoil_checkpoint(3),
+    "lost checkpoint": lambda home: home.spoil_checkpoint(3, None),
+    "head": lambda home: home.spoil_head(),
+    "lost head": lambda home: home.spoil_head(None),
+    "session": lambda home: home.spoil_session(),
+    "name": lambda home: home.spoil_name(),
+    "label": lambda home: home.spoil_marks(3),
+    "data": lambda home: home.spoil_newest_item(),
+}
+
+
+@pytest.fixture(params=["sqlite", "files"])
+def torn(
+    request: pytest.FixtureRequest, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Home]:
+    """A store with a sound session t, and a session s with five checkpoints and a damage."""
+
+    def make(damage: str) -> Home:
+        home = Home(request.param, terminal.folder)
+        request.addfinalizer(home.give_back)
+        home.store.session("t").save({"sound": True}, label="here")
+        home.filled(5, label="kept")
+        DAMAGES[damage](home)
+        home.close()
+        monkeypatch.setenv("HOLDFAST_STORE", str(home.url))
+        return home
+
+    return make
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged(terminal, torn, damage):
+    """What is sound is shown, what is not is told, and the exit code says which it was."""
+    torn(damage)
+    assert terminal.good("state here -s t --json").one == {"sound": True}
+    assert terminal.good("show here -s t --json").one["label"] == "here"
+    ended = terminal.type("check --read-data --json")
+    assert ended.code == 5
+    assert not ended.one["ok"]
+    assert ended.one["problems"]
+    told = terminal.type("check --read-data")
+    assert told.code == 5
+    assert "✗" in told.out
+    assert "repair" in told.err
+    listed = {row["name"]: row for row in terminal.good("sessions --json").lines}
+    assert listed["t"]["damaged"] is None
+    assert len(listed) == 2
+    rows = terminal.good("log --all --json").lines
+    sound = [row for row in rows if row["damaged"] is None]
+    assert "t" in {row["session"] for row in sound}
+    for line in (
+        "show -s s", "state -s s", "diff @~1 -s s", "resume s", "blame i -s s", "log s",
+        "ops -s s", "stats", "search fox", "pending", "sessions", "log",
+    ):  # fmt: skip
+        ended = terminal.type(line)
+        assert ended.code in (0, 3 if damage == "name" else 5, 5), (line, ended)
+        assert ended.out or ended.err
+
+
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d not in ("name", "session")])
+def test_every_sound_checkpoint_of_a_damaged_session_is_shown(terminal, torn, damage):
+    torn(damage)
+    rows = terminal.good("log s --json").lines
+    assert [row["seq"] for row in rows] == [5, 4, 3, 2, 1]
+    broken = [row["seq"] for row in rows if row["damaged"]]
+    assert broken == {"head's checkpoint": [5], "older checkpoint": [3], "lost checkpoint": [3],
+                      "label": [3]}.get(damage, [])  # fmt: skip
+    for row in rows:
+        if row["seq"] in broken:
+            continue
+        ended = terminal.type(f"state {row['id']} --json")
+        if (damage, row["seq"]) == ("data", 5) and ended.code == 5:
+            shown = terminal.good(f"show {row['id']}").out
+            assert "does not load" in shown
+        else:
+            assert ended.one["i"] == row["seq"] - 1
+
+
+@pytest.mark.parametrize("damage", ["head", "lost head", "session"])
+def test_the_log_says_that_a_session_is_damaged(terminal, torn, damage):
+    torn(damage)
+    title = terminal.good("log s").out.splitlines()[0]
+    assert title.startswith("s  damaged: ")
+    assert terminal.good("log t").out.splitlines()[0] == "t"
+
+
+def test_repaired(terminal, torn):
+    home = torn("head's checkpoint")
+    assert terminal.type("show -s s").code == 5
+    told = terminal.good("repair")
+    assert "the head moved from checkpoint 5 to 4" in told.out
+    assert "undo -s s" in told.err
+    assert terminal.good("show -s s --json").one["step"] == 4
+    terminal.good("save s", stdin='{"i": 5}')
+    with holdfast.open(home.url) as store:
+        assert store.session("s").load() == {"i": 5}

@@ -1,0 +1,274 @@
+"""What goes in by the command line comes out again: states, stores, runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests import cli_worlds as worlds
+from tests.cli import Terminal, environment, process
+from tests.exact import same
+from tests.golden.content import NESTED, VALUES
+
+EXACT = {
+    "values": VALUES | {"nan": float("nan")},
+    "nested": NESTED,
+    "list": [1, "two", (3,), {4}],
+    "scalar": 7,
+    "none": None,
+    "tuple": (b"\x00", float("-inf"), frozenset({1})),
+    "dollars": {"$bytes": "AA==", "$$": 1, "$": {"$tuple": [1]}},
+}
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("flag", ["", " --json"], ids=["people", "json"])
+@pytest.mark.parametrize("way", ["stdin", "file"])
+def test_what_state_prints_can_be_saved(terminal, name, flag, way):
+    state = EXACT[name]
+    with terminal.store() as store:
+        store.session("a").save(state)
+    printed = terminal.good(f"state -s a{flag}").out
+    if way == "stdin":
+        terminal.good("save b", stdin=printed)
+    else:
+        Path("state.json").write_text(printed, encoding="utf-8")
+        terminal.good("save b state.json")
+    with terminal.store() as store:
+        assert same(store.session("b").load(), state)
+        assert store.session("a").get().state_hash == store.session("b").get().state_hash
+
+
+def test_parts_of_a_state(terminal):
+    state = {"plan": {"budget": 9, "3": "three"}, "list": [[1], {"x": b"y"}], "t": (1, 2)}
+    with terminal.store() as store:
+        store.session("s").save(state)
+    for path, value in {
+        "plan.budget": 9, "plan.3": "three", "list.0.0": 1, "list.1.x": {"$bytes": "eQ=="},
+        "t.1": 2,
+    }.items():  # fmt: skip
+        assert terminal.good(f"state @ {path} --json").one == value
+    for path in ("plan.none", "list.7", "plan.budget.x", "list.x", "t.2"):
+        assert terminal.type(f"state @ {path} --json").error["exit_code"] == 3
+
+
+BROKEN = {
+    "cut": '{"n": ', "empty": "", "two": "{} {}", "no text": b"\xff\xfe", "python": "{'n': 1}",
+    "unknown tag": '{"$byt": 1}', "wrong tag": '{"x": {"$bytes": 5}}', "deep": "[" * 100_000,
+    "bad base64": '{"$bytes": "*"}', "bad time": '{"$time": "x"}', "unhashable": '{"$set": [[1]]}',
+    "tag and more": '{"$bytes": "", "n": 1}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_state(terminal, name):
+    """Nothing is written, not even a store."""
+    told = terminal.type("save s --json", stdin=BROKEN[name]).error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert told["message"].startswith("standard input")
+    assert not terminal.path.exists()
+
+
+def test_all_that_save_takes(terminal):
+    line = "save s -l first -t a -t b --status halted --reason why --key k --agent robot --json"
+    made = terminal.good(line, stdin="{}").one
+    wanted = {"label": "first", "tags": ["a", "b"], "status": "halted", "reason": "why",
+              "key": "k", "agent": "robot", "session": "s"}  # fmt: skip
+    assert made.items() >= wanted.items()
+    again = terminal.good("save s --json", stdin='{"n": 1}').one
+    assert again["parent"] == made["id"]
+    assert terminal.type("save s --key k --json", stdin='{"n": 2}').error["exit_code"] == 4
+    assert terminal.good("show --json").one == again, "nothing was written"
+
+
+# -- stores ----------------------------------------------------------------------------------------
+
+
+def told_of(url: str) -> list[Any]:
+    with holdfast.open(url, create=False) as store:
+        sessions = [store.session(info.name) for info in store.sessions()]
+        return [(s.name, c, s.load(c.id)) for s in sessions for c in s.tree()]
+
+
+@pytest.mark.parametrize(
+    ("out", "into"),
+    [("export all.jsonl", "import all.jsonl"), ("export all.jsonl.zst", "import all.jsonl.zst"),
+     ("export folder", "import folder"), ("copy other.db", None), ("copy files:other", None)],
+    ids=["jsonl", "zst", "folder", "sqlite", "files"],
+)  # fmt: skip
+def test_there_and_back(terminal, out, into):
+    worlds.trip(terminal.path)
+    terminal.good(out)
+    if into is None:
+        other = out.split()[1]
+    else:
+        other = "new.db"
+        terminal.good(f"{into} --store new.db")
+        again = terminal.good(f"{into} --store new.db --json").one
+        assert (again["checkpoints"], again["known"]) == (0, 10)
+    assert told_of(other) == told_of(str(terminal.path))
+    terminal.good(f"check --read-data --store {other}")
+
+
+def test_only_one_session(terminal):
+    worlds.trip(terminal.path)
+    worlds.long(terminal.path)
+    terminal.good("export some.jsonl -s notes")
+    terminal.good("import some.jsonl --store new.db")
+    assert [row["name"] for row in terminal.good("sessions --json -S new.db").lines] == ["notes"]
+    terminal.good("copy other.db -s trip-b")
+    names = [row["name"] for row in terminal.good("sessions --json -S other.db").lines]
+    assert names == ["trip", "trip-b"], "with what it was forked from"
+
+
+def test_a_backup_is_a_store(terminal):
+    worlds.trip(terminal.path)
+    assert terminal.good("backup copy.db --json").one["report"]["ok"]
+    assert told_of("copy.db") == told_of(str(terminal.path))
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+AGENT = """
+import os, signal, sys
+import holdfast
+
+def pay(sum):
+    with open("paid.txt", "a") as book:
+        book.write(f"{sum}\\n")
+    if "die" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "paid"
+
+def work(run):
+    log = run.state["log"]
+    for turn in run.turns(limit=3):
+        log.append(run.step("look", str, turn))
+        if turn == 2:
+            log.append(run.tool({"id": "c1", "name": "pay", "input": {"sum": 5}}, pay))
+
+if __name__ == "__main__":
+    with holdfast.open("store.db") as store:
+        with store.session("job").run(state={"log": []}) as run:
+            work(run)
+"""
+
+
+def test_a_killed_run_is_resumed(terminal):
+    Path("agent.py").write_text(AGENT)
+    command = [sys.executable, "agent.py", "die"]
+    killed = subprocess.run(command, env=environment(terminal.folder), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [left] = terminal.good("abandoned --json").lines
+    assert (left["session"], left["halted"]) == ("job", False)
+    [call] = terminal.good("pending --json").lines
+    assert (call["key"], call["name"], call["state"]) == ("c1", "pay", "in doubt")
+    told = terminal.type("resume job agent:work --json").error
+    assert (told["exit_code"], told["error"]) == (4, "InDoubt")
+    assert "holdfast resolve" in told["hint"]
+    terminal.good("resolve c1 --result '\"paid\"'")
+    with process("resume", "job", "agent:work", "--json", folder=terminal.folder) as resumed:
+        out, err = resumed.communicate()
+    assert resumed.returncode == 0, err
+    assert '"status":"completed"' in out
+    assert terminal.good("state --json").one == {"log": ["1", "2", "paid", "3"]}
+    assert Path("paid.txt").read_text() == "5\n", "once"
+    assert terminal.good("abandoned --halted --json").lines == []
+    assert terminal.type("resume job agent:work --json").error["exit_code"] == 2
+
+
+@pytest.fixture
+def left(terminal: Terminal) -> Terminal:
+    worlds.left(terminal.path)
+    Path("agent.py").write_text(
+        "class Made:\n"
+        "    @staticmethod\n"
+        "    def waits(run):\n"
+        "        for _ in run.turns(limit=1):\n"
+        "            run.state['log'].append(run.wait_for('approval'))\n"
+        "def pays(run):\n"
+        "    for turn in run.turns(limit=3):\n"
+        "        run.state['log'].append(turn)\n"
+        "        if turn == 2:\n"
+        "            call = {'id': 'c1', 'name': 'pay', 'input': {'sum': 5}}\n"
+        "            run.state['log'].append(run.tool(call, lambda sum: sum))\n"
+        "def fails(run):\n"
+        "    raise OSError(2, 'no such thing')\n"
+        "def stops(run):\n"
+        "    raise KeyboardInterrupt\n"
+        "number = 5\n"
+    )
+    Path("torn.py").write_text("def pays(run)\n")
+    Path("poor.py").write_text("import no_such_module_anywhere\n")
+    Path("angry.py").write_text("raise RuntimeError('not today')\n")
+    return terminal
+
+
+@pytest.mark.parametrize(
+    ("how", "log"),
+    [("--result 4", [1, 2, 4, 3]), ("--rerun", [1, 2, 5, 3]), ("--skip", [1, 2, None, 3])],
+)
+def test_resolved(left, how, log):
+    """It is decided once; then the run goes on with that."""
+    told = left.good(f"resolve c1 -s job {how}")
+    assert "final" in told.err
+    for other in ("--result 7", "--rerun", "--skip"):
+        ended = left.type(f"resolve c1 -s job {other} --json")
+        assert ended.error["exit_code"] == 3
+    assert [row["session"] for row in left.good("pending --json").lines] == ["ask"]
+    left.good("resume job agent:pays")
+    assert left.good("state -s job --json").one == {"log": log}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("yes", "yes"), ("[1,2]", [1, 2]), ("null", None), ('"5"', "5")]
+)
+def test_answered(left, typed, meant):
+    assert left("answer", "-s", "ask", "approval", typed).code == 0
+    assert left("answer", "-s", "ask", "approval", "other", "--json").error["exit_code"] == 3
+    assert left.good("resume ask agent:Made.waits --json").one["status"] == "completed"
+    assert left.good("state -s ask --json").one == {"log": [meant]}
+
+
+def test_still_waiting(left):
+    """Resumed without its answer, a run halts again, and that is no error."""
+    ended = left.good("resume ask agent:Made.waits")
+    assert "halted" in ended.out
+    assert [row["state"] for row in left.good("pending -s ask --json").lines] == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [("agent", 2, "MODULE:FUNCTION"), (":pays", 2, "MODULE:FUNCTION"), ("agent:", 2, "MODULE"),
+     ("agent:none", 2, "agent has no 'none'"), ("agent:number", 2, "not a function"),
+     ("agent:Made.none", 2, "has no"), ("nowhere:pays", 2, "no module 'nowhere'"),
+     ("torn:pays", 2, "SyntaxError"), ("poor:pays", 2, "no_such_module_anywhere"),
+     ("angry:pays", 2, "not today"), (".agent:pays", 2, "cannot be imported"),
+     ("agent:fails", 1, "no such thing"), ("agent:stops", 130, "")],
+)  # fmt: skip
+def test_what_cannot_be_resumed(left, target, code, words):
+    """Is told in a line or two, and the run can still be resumed."""
+    ended = left("resume", "ask", target)
+    assert (ended.code, ended.out) == (code, "")
+    assert words in ended.err
+    told = [line for line in ended.err.splitlines() if not line.startswith("Resuming")]
+    assert len(told) <= 2
+    left.good("answer approval 1 -s ask")
+    left.good("resume ask agent:Made.waits")
+
+
+def test_a_session_that_somebody_runs(left):
+    with left.store() as store, store.session("busy").run(state={}) as run:
+        for _ in run.turns(limit=1):
+            told = left.type("resume busy agent:pays --json").error
+    assert (told["exit_code"], told["error"]) == (4, "SessionBusy")
+    assert str(os.getpid()) in told["message"]
