@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -211,9 +213,9 @@ def test_the_log_of_a_tree(terminal, monkeypatch):
         "◉", "○", "│ ○", "│ │ ○", "│ │ ○", "│ │ ○", "├─┴─╯", "○", "○", "○",
     ]  # fmt: skip
     assert graph(terminal.good("log t").out) == ["◉", "○", "╵"]
-    assert "⑂ from s at" in terminal.good("log t").out
+    assert "↳ from s at" in terminal.good("log t").out
     assert graph(terminal.good("log s -n 4").out) == ["◉", "○", "│ ○", "│ │ ○", "⋮ ⋮ ⋮"]
-    assert "⑂ t" in terminal.good("log s").out
+    assert "↳ t" in terminal.good("log s").out
     with terminal.store() as store:
         store.session("s").prune(Retention(keep_last=1))
     told = terminal.good("log s").out
@@ -222,7 +224,9 @@ def test_the_log_of_a_tree(terminal, monkeypatch):
     assert len(terminal.good("log s -n 2 --json").lines) == 2
 
 
-def test_the_limit_is_of_each_session(terminal):
+def test_the_limit_is_of_each_session(terminal, monkeypatch):
+    ticks = itertools.count(time.time_ns(), 2_000_000)  # ids of one millisecond have no order
+    monkeypatch.setattr(time, "time_ns", lambda: next(ticks))
     with terminal.store() as store:
         for name in ("a", "b", "c"):
             for n in range(3):

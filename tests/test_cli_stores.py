@@ -45,12 +45,7 @@ def contents(path: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
-REFUSED = pytest.mark.xfail(
-    raises=AssertionError, reason="check_schema() wants WAL, which an immutable file does not have"
-)
-
-
-@pytest.mark.parametrize("kind", ["file", pytest.param("folder", marks=REFUSED), "files"])
+@pytest.mark.parametrize("kind", ["file", "folder", "files"])
 def test_read_only(tmp_path, kind):
     """A file in a folder that can be written, one in a folder that cannot, and plain files."""
     home = tmp_path / "home"

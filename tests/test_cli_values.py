@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json as jsons
 import os
+import re
 import signal
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +275,18 @@ def test_a_session_that_somebody_runs(left):
             told = left.type("resume busy agent:pays --json").error
     assert (told["exit_code"], told["error"]) == (4, "SessionBusy")
     assert str(os.getpid()) in told["message"]
+
+
+def test_nothing_in_a_state_steers_a_terminal(terminal):
+    """Colours are ours; what else a message, a label or a name holds is shown, not obeyed."""
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m\u202edetrever\r\x08 \x1b[31mred"
+    with terminal.store() as store:
+        session = store.session(f"s{hostile}")
+        session.save({"messages": []})
+        session.append("messages", {"role": "user", "content": hostile}, label=hostile)
+    for words in (["log"], ["show"], ["diff", "@~1"], ["sessions"], ["state"], ["search", "title"]):
+        found = terminal(*words)
+        assert found.code == 0, found
+        rest = re.sub(r"\x1b\[((0|1|2|22|3[1-6]);?)+m", "", found.out + found.err)
+        assert not {c for c in rest if unicodedata.category(c) in ("Cc", "Cf")} - {"\n", "\t"}
+    assert jsons.loads(terminal("state").out)["messages"][0]["content"] == hostile

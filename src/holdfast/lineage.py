@@ -54,6 +54,7 @@ def session_name(reader: Reader, session: int) -> str:
     found = reader.session_by_number(session)
     if found is None:
         raise Corrupt("a checkpoint belongs to a session whose record is missing")
+    records.unseal_session(session, *found)  # whose digest covers the name
     former = records.former_name(session, found[0])
     return records.decode_name(found[0] if former is None else former)
 

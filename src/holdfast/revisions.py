@@ -68,6 +68,7 @@ class Resolver:
     def _by_id(self, raw: bytes) -> Place | None:
         for session, seq, _ in self._reader.find_ids(raw, raw, 1):
             place = Place(session, seq)
+            _check_id(self._reader, place, raw)
             if session == self._session:
                 return self._living(place)
             if any(p == place for p, _ in self._line()):
@@ -144,7 +145,9 @@ class Resolver:
                 f"such as {ids.to_text(mine[0][2])} and {ids.to_text(mine[1][2])}"
             )
         if mine:
-            return self._living(Place(mine[0][0], mine[0][1]))
+            session, seq, id = mine[0]
+            _check_id(self._reader, Place(session, seq), id)
+            return self._living(Place(session, seq))
         raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
 
 
@@ -159,7 +162,16 @@ def find_in_store(reader: Reader, revision: str) -> Place:
             f"{revision!r} begins more than one id, "
             f"such as {ids.to_text(found[0][2])} and {ids.to_text(found[1][2])}"
         )
-    place = Place(found[0][0], found[0][1])
+    session, seq, id = found[0]
+    place = Place(session, seq)
+    _check_id(reader, place, id)
     if is_buried(reader, place):
         raise CheckpointNotFound(f"the checkpoint {revision!r} was deleted", hint="undo()")
     return place
+
+
+def _check_id(reader: Reader, place: Place, id: bytes) -> None:
+    """An index may be damaged: it has found a place, and that has to be the right one."""
+    found = reader.checkpoint(*place)
+    if found is not None and found[0] != id:
+        raise Corrupt(f"the index of ids names the wrong checkpoint for {ids.to_text(id)}")

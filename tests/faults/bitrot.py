@@ -122,6 +122,18 @@ class Cell:
             return path.read_bytes()
 
 
+def first_pages(data: bytes) -> dict[str, int]:
+    """The number of the first page of each table and index."""
+    with scratch() as folder:
+        path = folder / "copy.db"
+        path.write_bytes(data)
+        connection = apsw.Connection(str(path))
+        try:
+            return dict(connection.execute("SELECT name, min(pageno) FROM dbstat GROUP BY name"))
+        finally:
+            connection.close()
+
+
 def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
     """Every value of `table` that is not part of its key, with one bit of it flipped.
 

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from holdfast.codec import rows
+from holdfast import revisions
+from holdfast.codec import records, rows
+from holdfast.codec.records import Info
 
 from . import bitrot, subjects
 
@@ -86,3 +88,32 @@ def test_mutant_that_does_not_compare_digests(monkeypatch):
     print(report)
     by_id = re.compile(r"load [0-9a-z]{24}: a different answer")
     assert any(by_id.search(found) for found in report.failures)
+
+
+def names_and_ids(table: str) -> bitrot.Report:
+    """Two bits of each of the last bytes of the first page of a table, where its first rows lie."""
+    known = subject(closed=True)
+    end = bitrot.first_pages(known.files[MAIN])[table] * bitrot.PAGE
+    damages = [bitrot.Damage(end - n, bit) for n in range(1, 61) for bit in (0, 1)]
+    report = bitrot.campaign(known, MAIN, damages, subjects.original_or_error)
+    print(report)
+    return report
+
+
+IDS = "sqlite_autoindex_checkpoints_1"
+
+
+@pytest.mark.parametrize("table", ["sessions", IDS])
+def test_a_damaged_name_or_index_of_ids_is_noticed(table):
+    report = names_and_ids(table)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_trusts_the_index_of_ids(monkeypatch):
+    monkeypatch.setattr(revisions, "_check_id", lambda *_: None)
+    assert names_and_ids(IDS).failures
+
+
+def test_mutant_that_trusts_the_name_of_a_session(monkeypatch):
+    monkeypatch.setattr(records, "unseal_session", lambda *_: Info(0, None, None))
+    assert names_and_ids("sessions").failures

@@ -259,9 +259,17 @@ def check_schema(connection: apsw.Connection, path: Path) -> int:
         if found != SCHEMA:
             wrong = min(repr(name) for name, _ in found.items() ^ SCHEMA.items())
             raise Corrupt(f"the store {path} has lost or changed its table {wrong}")
-        if connection.pragma("journal_mode") != "wal":
+        if connection.pragma("journal_mode") != "wal" and not _says_wal(connection, path):
             raise Corrupt(f"the store {path} has lost its journal mode")
     return version
+
+
+def _says_wal(connection: apsw.Connection, path: Path) -> bool:
+    """Of one that is opened as immutable, the pragma does not tell; its header does."""
+    if not connection.readonly("main"):
+        return False
+    with path.open("rb") as file:
+        return file.read(20)[18:] == b"\2\2"
 
 
 def migrate(connection: apsw.Connection) -> None:

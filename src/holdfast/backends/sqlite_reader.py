@@ -85,6 +85,8 @@ class SqliteReader(Reader):
         found: tuple[bytes, bytes] | None = self._one(
             "SELECT name, body FROM sessions WHERE num = ?", session
         )
+        if found is not None and type(found[0]) is not bytes:
+            raise Corrupt("the name of a session is damaged")
         return found
 
     def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ class App:
     def say(self, text: str = "") -> None:
         """Data for people, on stdout."""
         if not self.json:
-            click.echo(text)
+            click.echo(harmless(text))
 
     def table(self, table: Table) -> None:
         """Data for people, in columns."""
@@ -104,7 +105,7 @@ class App:
     def note(self, text: str) -> None:
         """A notice, on stderr: never part of the data."""
         if not self.json:
-            click.echo(text, err=True)
+            click.echo(harmless(text), err=True)
 
     def way_back(self, session: Session, *, redo: bool = False) -> None:
         """How to undo what was just done."""
@@ -141,6 +142,21 @@ class App:
         click.confirm(question, abort=True, err=True)
 
 
+def harmless(text: str) -> str:
+    """What a state holds must not steer a terminal: all but our own colours is made visible."""
+    if text.isprintable():
+        return text
+    return re.sub(_STEERING, lambda m: m[0].encode("unicode_escape").decode(), text)
+
+
+# Escapes that are none of ours, control characters but for tabs and new lines, and what turns the
+# direction of text.
+_STEERING = (
+    r"\x1b(?!\[(?:(?:0|1|2|22|3[1-6]);?)+m)"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+
+
 def default_store() -> str:
     from platformdirs import user_data_path
 
@@ -160,6 +176,8 @@ def command(name: str, **attributes: Any) -> Decorator:
         def call(*args: Any, json: bool, store: str | None, **options: Any) -> Any:
             app: App = click.get_current_context().obj
             app.json = json
+            if json:
+                _hush()
             if store is not None:
                 app._url = store
             return function(app, *args, **options)
@@ -170,6 +188,13 @@ def command(name: str, **attributes: Any) -> Decorator:
         return made
 
     return decorate
+
+
+def _hush() -> None:
+    """Beside JSON, stderr has an error as JSON, or nothing: what the library logs is left out."""
+    import logging
+
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())
 
 
 def session_option(function: Command) -> Command:

@@ -73,7 +73,8 @@ def _findings(app: App) -> Iterator[Finding]:
         message, hint = in_our_words(e)
         yield Finding("store", "bad", message, hint)
         return
-    yield _locks(app.url)
+    if path is None or not path.exists() or os.access(path, os.W_OK):
+        yield _locks(app.url)
 
 
 def _machine() -> Iterator[Finding]:
@@ -118,9 +119,10 @@ def _disk(path: Path) -> Iterator[Finding]:
     little = free < _LITTLE_SPACE
     shown = f"{words.size(free)} free" + (f" on {kind}" if kind else "")
     yield Finding("disk", "note" if little else "ok", shown, "make room" if little else None)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        yield Finding("rights", "note", f"{folder} cannot be written: the store is only read",
-                      f"let this user write {folder}")  # fmt: skip
+    shut = next((p for p in (folder, path) if p.exists() and not os.access(p, os.W_OK)), None)
+    if shut is not None:
+        yield Finding("rights", "note", f"{shut} cannot be written: the store is only read",
+                      f"let this user write {shut}")  # fmt: skip
     elif (
         path.exists() and os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     ):

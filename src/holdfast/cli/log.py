@@ -39,7 +39,7 @@ _HIGHEST = b"\xff" * (ids.BYTES + 1)
 def log_(app: App, session: str | None, limit: int, *, everything: bool) -> None:
     """Draw the tree of checkpoints, the newest first.
 
-    Without SESSION: the sessions that were active last. ◉ is where a session's head is, ⑂ names
+    Without SESSION: the sessions that were active last. ◉ is where a session's head is, ↳ names
     the sessions that were forked from a checkpoint, ⏸ calls without a result.
     """
     with app.backend() as backend:
@@ -152,5 +152,5 @@ def _rows(
         gone = words.plural(c.pruned, "checkpoint")
         yield lanes.below(), click.style(f"{gone} pruned", dim=True)
     if elsewhere and c.parent:
-        text = f"⑂ from {c.parent_session} at {c.parent[:length]}"
+        text = f"↳ from {c.parent_session} at {c.parent[:length]}"
         yield lanes.below("╵"), click.style(text, fg="magenta")

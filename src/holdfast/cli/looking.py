@@ -11,7 +11,7 @@ import click
 
 from holdfast import shapes
 from holdfast.cli import naming, words
-from holdfast.cli.app import App, command, session_option
+from holdfast.cli.app import App, command, harmless, session_option
 from holdfast.cli.completing import complete_revisions, complete_tags
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 from holdfast.model import STATUSES
@@ -214,11 +214,13 @@ def state_(app: App, revision: str, path: str | None, session: str | None) -> No
 
 
 def _is_text(shown: Any) -> bool:
+    """Whether it can be printed as it is; otherwise what cannot is escaped."""
+    text = jsons.dumps(shown, ensure_ascii=False)
     try:
-        jsons.dumps(shown, ensure_ascii=False).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
-    return True
+    return harmless(text) == text
 
 
 def part(state: Any, path: str | None) -> Any:

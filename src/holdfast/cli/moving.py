@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import words
+from holdfast.cli import naming, words
 from holdfast.cli.app import App, command
 from holdfast.cli.completing import complete_sessions
 from holdfast.cli.progress import bar
@@ -35,8 +35,11 @@ def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
     """
     import holdfast
 
-    with app.store() as store, holdfast.open(target) as other, bar("copying") as progress:
-        done = store.copy(other, sessions=sessions or None, progress=progress)
+    with app.store() as store:
+        for name in sessions:
+            naming.the_session(store, name)
+        with holdfast.open(target) as other, bar("copying") as progress:
+            done = store.copy(other, sessions=sessions or None, progress=progress)
     _told(app, done, "copied to", target)
 
 
@@ -69,6 +72,8 @@ def import_(app: App, path: str, format: str | None, sessions: tuple[str, ...]) 
     portable = format == "portable" or (format is None and is_export(path))
     if sessions and not portable:
         raise InvalidRequest("--session chooses from what export wrote", hint="leave it out")
+    if format is None and not portable:
+        format = importers.recognise(path)
     with app.store(create=True) as store, bar("importing") as progress:
         if portable:
             done: Any = store.import_(path, sessions=sessions or None, progress=progress)

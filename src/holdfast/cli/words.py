@@ -81,6 +81,6 @@ def line(of: Checkpoint, length: int, *, forks: Sequence[str] = (), head: bool =
         more = ", …" if len(of.pending) > 3 else ""
         parts.append(click.style(f"⏸ waits for {names}{more}", fg="yellow"))
     parts.append(spent(of.usage.tokens, of.usage.cost))
-    parts += [click.style(f"⑂ {name}", fg="magenta") for name in forks]
+    parts += [click.style(f"↳ {name}", fg="magenta") for name in forks]
     parts.append(click.style(age(of.created_at), dim=True))
     return "  ".join([part for part in parts if part])

@@ -74,14 +74,18 @@ def import_(
     damaged is listed in the result, and does not keep the rest from being imported.
     """
     if format is None:
-        format = _recognise(existing(path))
+        format = recognise(path)
     if format not in _IMPORTS:
         raise InvalidRequest(f"unknown format {format!r}", hint=_HINT)
     return _IMPORTS[format](store, path)
 
 
-def _recognise(path: str) -> Any:
-    """By what the files hold; if none of them tells, by their names."""
+def recognise(source: str | os.PathLike[str]) -> Any:
+    """The format of what is there: by what the files hold; if none of them tells, by their names.
+
+    InvalidRequest if it could be several, or is none.
+    """
+    path = existing(source)
     found: list[str] = []
     if is_database(path):
         found = ["s3"] if _has_table(path) else []
