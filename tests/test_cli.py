@@ -444,3 +444,22 @@ def test_completion_never_complains(terminal):
     Path("store.db").write_text("no store" * 1000)
     assert completed(completing.complete_revisions, "") == []
     assert completed(completing.complete_tags, "", store="postgresql://127.0.0.1:1/no") == []
+
+
+def test_a_defect_of_our_own_is_one_line_too(terminal, monkeypatch):
+    with terminal.store() as store:
+        store.session("a").save({})
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by \x1b[2J nought")
+
+    monkeypatch.setattr(words, "size", fail)
+    told = terminal.type("stats")
+    assert told.code == 1
+    assert told.err == (
+        "error: ZeroDivisionError: by \\x1b[2J nought\n"
+        "Hint: this is a defect of holdfast; HOLDFAST_DEBUG=1 shows where it is\n"
+    )
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        terminal.type("stats")

@@ -54,7 +54,11 @@ def session_name(reader: Reader, session: int) -> str:
     found = reader.session_by_number(session)
     if found is None:
         raise Corrupt("a checkpoint belongs to a session whose record is missing")
-    records.unseal_session(session, *found)  # whose digest covers the name
+    try:
+        records.unseal_session(session, *found)  # whose digest covers the name
+    except UNREADABLE:
+        if (reader.session(found[0]) or [None])[0] != session:  # and it is not found by it
+            raise Corrupt("the name of a session is damaged") from None
     former = records.former_name(session, found[0])
     return records.decode_name(found[0] if former is None else former)
 

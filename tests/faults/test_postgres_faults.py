@@ -279,9 +279,11 @@ def test_on_their_own_sessions_nobody_is_locked_out(url, monkeypatch, rounds):
 
 def test_mutant_that_does_not_compare_heads(url, monkeypatch):
     def sabotage() -> None:
-        loose = postgres_writer._SWAP.replace("AND body = %s", "AND (body = %s OR true)")
-        assert loose != postgres_writer._SWAP
-        patch.object(postgres_writer, "_SWAP", loose).start()
+        for name in ("_SWAP", "_SWAP_ON"):
+            real = getattr(postgres_writer, name)
+            loose = real.replace("AND body = %s", "AND (body = %s OR true)")
+            assert loose != real
+            patch.object(postgres_writer, name, loose).start()
 
     report = raced(url, monkeypatch, racing.fair, sabotage=sabotage)
     caught = ("exists already", "lost: ", "lost update: ")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from holdfast import __version__
-from holdfast.cli.app import App
+from holdfast.cli.app import App, harmless
 
 # Family, command, what it does. Here, so that --help imports none of them; a test holds this
 # against the commands themselves.
@@ -169,11 +169,14 @@ def run(args: list[str] | None = None) -> int:
         from holdfast.cli.wording import in_our_words
         from holdfast.errors import HoldfastError
 
-        if not isinstance(e, HoldfastError):
-            if isinstance(e, OSError):
-                return _say(type(e).__name__, str(e), None, 6, json=json)
+        if isinstance(e, HoldfastError):
+            return _say(type(e).__name__, *in_our_words(e), e.exit_code, json=json)
+        if isinstance(e, OSError):
+            return _say(type(e).__name__, str(e), None, 6, json=json)
+        if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        return _say(type(e).__name__, *in_our_words(e), e.exit_code, json=json)
+        hint = "this is a defect of holdfast; HOLDFAST_DEBUG=1 shows where it is"
+        return _say(type(e).__name__, f"{type(e).__name__}: {e}", hint, 1, json=json)
 
 
 def _colour() -> bool | None:
@@ -189,7 +192,8 @@ def _say(kind: str, message: str, hint: str | None, code: int, *, json: bool) ->
         told: dict[str, Any] = {"error": kind, "message": message, "hint": hint, "exit_code": code}
         click.echo(dumps(told), err=True)
         return code
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True, color=_colour())
+    lines = [f"{click.style('error:', fg='red', bold=True)} {message}"]
     if hint:
-        click.echo(f"{click.style('Hint:', fg='cyan')} {hint}", err=True, color=_colour())
+        lines.append(f"{click.style('Hint:', fg='cyan')} {hint}")
+    click.echo(harmless("\n".join(lines)), err=True, color=_colour())
     return code
