@@ -62,6 +62,8 @@ class Group(Generic[_T]):
         self.lock = threading.Lock()
         """Whoever holds it writes. Who finds it taken joins those who wait."""
         self._write, self._write_one = write, write_one
+        self._alone = False
+        """Whether the last one who wrote was the only one: then the next one may be, too."""
         self._waiting: deque[Member[_T]] = deque()
 
     def wake(self) -> None:
@@ -72,10 +74,11 @@ class Group(Generic[_T]):
 
     def join(self, change: _T) -> None:
         """Wait until the change is written, by another or by ourselves."""
-        if self._write_one is not None and not self._waiting and not self.lock.locked():
+        short = self._write_one if self._alone else None
+        if short is not None and not self._waiting and not self.lock.locked():
             try:
                 with self.lock:
-                    self._write_one(change)
+                    short(change)
                 return
             finally:
                 if self._waiting:
@@ -85,6 +88,7 @@ class Group(Generic[_T]):
         try:
             while not member.done:
                 if self.lock.locked():  # not ours to wait for: we might be done long before
+                    self._alone = False
                     member.wake.acquire(timeout=_PATIENCE)
                 else:
                     self._lead(member)
@@ -108,6 +112,7 @@ class Group(Generic[_T]):
                     if other is not member:
                         batch.append(other)
                 self._write(batch)
+                self._alone = len(batch) == 1 and not self._waiting
         finally:
             for other in batch[1:]:
                 if not other.done:  # we were interrupted; it may try by itself
