@@ -31,37 +31,38 @@ ROWS = (
     Row(
         "time for these runs",
         "The same 200 real runs: total time",
-        r"\((?P<holdfast>[\d.]+ s); peer (?P<peer>[\d.]+ s)\).*dicts (?P<plain>[\d.]+) ×",
+        r"\((?P<holdfast>[\d.]+ [µm]?s); peer (?P<peer>[\d.]+ [µm]?s)\).*dicts (?P<plain>[\d.]+) ×",
         "holdfast takes {plain} × as long",
     ),
     Row(
         "time to save 1,000 messages, one of them new",
         "`save` of a full 1,000-message state, one message new",
-        r"faster \((?P<holdfast>[\d.]+ ms); peer (?P<peer>[\d.]+ ms)\)"
-        r".*\), (?P<plain>[\d.]+ ms)",
+        r"faster \((?P<holdfast>[\d.]+ [µm]?s); peer (?P<peer>[\d.]+ [µm]?s)\)"
+        r".*\), (?P<plain>[\d.]+ [µm]?s)",
     ),
     Row(
         "time to load them, every digest checked",
         "`load()` of 1,000 messages, digests checked",
-        r"its time \((?P<holdfast>[\d.]+ ms); peer (?P<peer>[\d.]+ ms)\)"
-        r".*\), (?P<plain>[\d.]+ ms)",
+        r"its time \((?P<holdfast>[\d.]+ [µm]?s); peer (?P<peer>[\d.]+ [µm]?s)\)"
+        r".*\), (?P<plain>[\d.]+ [µm]?s)",
     ),
     Row(
         "time to save a state of 10 messages",
         "`save` of a 10-message state",
-        r"\((?P<holdfast>[\d.]+ µs); peer (?P<peer>[\d.]+ µs)\).*dicts (?P<plain>[\d.]+) ×",
+        r"\((?P<holdfast>[\d.]+ [µm]?s); peer (?P<peer>[\d.]+ [µm]?s)\).*dicts (?P<plain>[\d.]+) ×",
         "holdfast takes {plain} × as long",
     ),
     Row(
         "time to list the history",
         "`history()` of 10,900 checkpoints",
-        r"\((?P<holdfast>[\d.]+ m?s); peer (?P<peer>[\d.]+ s)\).*, (?P<plain>[\d.]+ ms)",
+        r"\((?P<holdfast>[\d.]+ [µm]?s); peer (?P<peer>[\d.]+ [µm]?s)\)"
+        r".*, (?P<plain>[\d.]+ [µm]?s)",
     ),
 )
 STEP = Row(
     "time of a durable step",
     "A durable step, p50, against one of DBOS",
-    r"\((?P<holdfast>[\d.]+ ms); DBOS (?P<peer>[\d.]+ ms)\)",
+    r"\((?P<holdfast>[\d.]+ [µm]?s); DBOS (?P<peer>[\d.]+ [µm]?s)\)",
 )
 
 
