@@ -153,3 +153,15 @@ def test_a_bomb_is_refused(memory: Home, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(holdfast.Corrupt, match="too long"):
         memory.store.import_(tmp_path / "x.jsonl.zst")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_runs_have_called_goes_along(home: Home, tmp_path: Path, form: str) -> None:
+    with home.session("s").run() as run:
+        run.tool(
+            {"id": "c1", "name": "pay", "input": {"amount": 7}}, lambda amount: f"paid {amount}"
+        )
+    home.store.export(tmp_path / form)
+    with fresh() as copy:
+        assert copy.import_(tmp_path / form).skipped == ()
+        assert copy.session("s").tool_calls() == home.session("s").tool_calls() != []

@@ -1,4 +1,8 @@
-"""Writing the log back into the main file, in a thread of its own: no save waits for it."""
+"""Writing the log back into the main file, in a thread of its own.
+
+Saves go on meanwhile. They wait for the last, short pass alone, which takes about as long as two
+commits: without it the log would not be begun anew.
+"""
 
 from __future__ import annotations
 
