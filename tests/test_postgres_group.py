@@ -23,7 +23,7 @@ from holdfast.codec.streams import RowWrite
 from holdfast.errors import Corrupt, HeadMoved
 from tests import postgres
 from tests.faults.postgres_proxy import Proxy
-from tests.test_group import until
+from tests.test_group import held_up, until
 
 COUNT = 5
 BEFORE: list[Any] = [{"n": n, "text": "x" * 500} for n in range(2)]
@@ -108,12 +108,10 @@ def together(
             errors[n] = e
 
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(acts))]
-    group.lock.acquire()
-    for n, thread in enumerate(threads, start=1):
-        thread.start()
-        until(lambda n=n: len(group._waiting) == n)  # type: ignore[misc]
-    group.lock.release()
-    group.wake()
+    with held_up(group):
+        for n, thread in enumerate(threads, start=1):
+            thread.start()
+            until(lambda n=n: len(group._waiting) == n)  # type: ignore[misc]
     yield errors
     for thread in threads:
         thread.join(20)

@@ -50,8 +50,9 @@ class Group(Generic[_T]):
     """`write` writes the changes of several members, and finishes each of them; `write_one`, the
     short way, the change of one who is alone.
 
-    An exception may strike anywhere (Ctrl-C in the main thread). So the lock is only ever taken by
-    `with`, which leaves it in no case; and whoever waits for a sign looks around now and then.
+    An exception may strike anywhere (Ctrl-C in the main thread). So whoever leads can be told at
+    any time, the lock is only ever taken by `with`, which leaves it in no case, and whoever waits
+    for a sign looks around now and then.
     """
 
     def __init__(
@@ -60,14 +61,17 @@ class Group(Generic[_T]):
         write_one: Callable[[_T], None] | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        """Whoever holds it writes. Who finds it taken joins those who wait."""
+        """Held while anything is written."""
         self._write, self._write_one = write, write_one
+        self._leader: dict[None, object] = {}
+        """Who writes for the group: empty, or one. Nobody waits for the place itself: who finds it
+        taken would only queue up there, where a leader does not find him."""
         self._alone = False
         """Whether the last one who wrote was the only one: then the next one may be, too."""
         self._waiting: deque[Member[_T]] = deque()
 
     def wake(self) -> None:
-        """After the lock was let go: the turn is the first one's who waits."""
+        """The turn is the first one's who waits."""
         if self._waiting:
             with suppress(IndexError):
                 self._waiting[0].call()
@@ -75,23 +79,21 @@ class Group(Generic[_T]):
     def join(self, change: _T) -> None:
         """Wait until the change is written, by another or by ourselves."""
         short = self._write_one if self._alone else None
-        if short is not None and not self._waiting and not self.lock.locked():
+        if short is not None and not (self._waiting or self._leader or self.lock.locked()):
             try:
-                with self.lock:
-                    short(change)
-                return
+                if self._leader.setdefault(None, change) is change:
+                    with self.lock:
+                        short(change)
+                    return
             finally:
-                if self._waiting:
-                    self.wake()
+                self._step_back(change)
+        self._alone = False
         member = Member(change)
         self._waiting.append(member)
         try:
             while not member.done:
-                if self.lock.locked():  # not ours to wait for: we might be done long before
-                    self._alone = False
+                if not self._lead(member):
                     member.wake.acquire(timeout=_PATIENCE)
-                else:
-                    self._lead(member)
         except BaseException:
             with suppress(ValueError):
                 self._waiting.remove(member)
@@ -100,13 +102,15 @@ class Group(Generic[_T]):
         if member.error is not None:
             raise member.error
 
-    def _lead(self, member: Member[_T]) -> None:
-        """Write for all that wait, unless another has just done that."""
+    def _lead(self, member: Member[_T]) -> bool:
+        """Write for all that wait, unless another does that."""
         batch = [member]
         try:
+            if self._leader.setdefault(None, member) is not member:
+                return False
+            if member.done:
+                return True
             with self.lock:
-                if member.done:
-                    return
                 while self._waiting:
                     other = self._waiting.popleft()
                     if other is not member:
@@ -117,11 +121,19 @@ class Group(Generic[_T]):
             for other in batch[1:]:
                 if not other.done:  # we were interrupted; it may try by itself
                     self._waiting.append(other)
-                else:
-                    other.call()
+            self._step_back(member)
+            for other in batch[1:]:
+                other.call()
+        return True
+
+    def _step_back(self, leader: object) -> None:
+        """Make place for the next one, if it was us who led."""
+        if self._leader.get(None) is leader:
+            del self._leader[None]
             self.wake()
 
     def reset(self) -> None:
         """In a forked child: nobody waits."""
         self._waiting.clear()
+        self._leader.clear()
         self.lock = threading.Lock()
