@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import aio
+from holdfast import aio, workers
 from holdfast.aio import AsyncSession, AsyncStore
 from holdfast.session import Session
 from holdfast.store import Store
@@ -590,13 +590,13 @@ async def stubborn(call):
 
 @pytest.mark.parametrize("mutant", [careless, once])
 def test_mutant_that_does_not_wait_for_the_end(monkeypatch, mutant):
-    monkeypatch.setattr(aio._Call, "outcome", mutant)
+    monkeypatch.setattr(workers.Call, "outcome", mutant)
     wrong, _ = asyncio.run(campaign(40, seed=2))
     assert any("written after it was cancelled" in w for w in wrong)
 
 
 def test_mutant_that_swallows_cancellation(monkeypatch):
-    monkeypatch.setattr(aio._Call, "outcome", stubborn)
+    monkeypatch.setattr(workers.Call, "outcome", stubborn)
     _, ends = asyncio.run(campaign(10, seed=3))
     assert set(ends) == {"saved"}
 

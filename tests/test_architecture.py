@@ -48,7 +48,7 @@ LAYERS = [
         "writing",
     },
     {"testing"},
-    {"aio", "aruns", "telemetry"},
+    {"aio", "aruns", "telemetry", "workers"},
     {"__init__"},
     {"adapters", "importers", "web"},
     {"cli"},

@@ -65,6 +65,7 @@ from holdfast.errors import (
 )
 from holdfast.live import Live
 from holdfast.watching import Watcher
+from holdfast.workers import Workers
 from tests import filestore
 from tests import test_seed_regressions as seeds
 from tests.faults.clock import wall_clock
@@ -1313,7 +1314,7 @@ def test_row27_a_fork_onto_the_name_of_a_deleted_one(home: Home) -> None:
 def test_row28_every_field_lives_on(home: Home) -> None:
     """Through asyncio and telemetry, undo and redo, gc, a search and a restart."""
     telemetry.instrument(home.store, TracerProvider(), MeterProvider())
-    store = holdfast.AsyncStore(home.store, holdfast.aio._Workers(1))
+    store = holdfast.AsyncStore(home.store, Workers(1))
     home.store.session("s").save({"log": []})
 
     async def work() -> list[holdfast.Checkpoint]:

@@ -1,0 +1,51 @@
+"""The store behind an adapter, and how asyncio reaches it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from holdfast.errors import InvalidRequest
+from holdfast.store import Store
+from holdfast.store import open as open_store
+from holdfast.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_WORKERS = 16
+
+
+class Host:
+    """A store that was given, and stays open; or a URL, which is opened, and closed with this.
+
+    Several adapters may share one Host.
+    """
+
+    def __init__(self, store: Store | str | os.PathLike[str]) -> None:
+        if isinstance(store, (str, os.PathLike)):
+            self.store, self._opened = open_store(store), True
+        elif isinstance(store, Store):
+            self.store, self._opened = store, False
+        else:
+            raise InvalidRequest(
+                f"a store or a URL is wanted, not {type(store).__name__}",
+                hint='pass holdfast.open("agents.db"), or the path itself',
+            )
+        self._workers = Workers(_WORKERS)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it in a worker. If this is cancelled, a call that has begun comes to its end."""
+        return await self._workers.call(function, *args, **kwargs)
+
+    def close(self) -> None:
+        """Where no loop is running. Idempotent."""
+        if self._opened:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """Calls made before are finished; later ones raise InvalidRequest. Idempotent."""
+        await self._workers.close(self.close)
