@@ -14,6 +14,7 @@ from holdfast.errors import UNREADABLE
 from holdfast.leases import Held
 from holdfast.lineage import Place
 from holdfast.live import Spans, all_rows
+from holdfast.runs import notes
 from holdfast.runs.journal import all_calls, read
 
 if TYPE_CHECKING:
@@ -131,18 +132,23 @@ class Tree:
     def _journal_from(self, reader: Reader, going: set[int]) -> int:
         """The number below which no entry of the journal matters any more.
 
-        What is in doubt stays, and the calls of turns of which a checkpoint stays.
+        What is in doubt stays, and the calls of turns of which a checkpoint stays; and so do the
+        notes of a checkpoint that stays, and the last entry, behind which theirs are numbered.
         """
         last = reader.last_entry(self.session)
         if not last:
             return 0
         turns: dict[str, int] = {}
+        kept: list[int] = []
         for seq, known in self._known.items():
             if known.record is None:
                 return 0
             run, turn, _ = known.record.extra.get("run", ("", 0, None))
             if seq not in going:
                 turns[run] = min(turn, turns.get(run, turn))
+                noted = known.record.extra.get("meta", {}).get(notes.FROM)
+                if type(noted) is int:
+                    kept += [noted, last]
         try:
             lease = reader.lease(self.session)
             if lease is not None and (held := Held.read(lease)).open:
@@ -150,7 +156,7 @@ class Tree:
             calls = all_calls(read(reader, self.session)).all.values()
         except UNREADABLE:
             return 0
-        kept = [
+        kept += [
             call.number
             for call in calls
             if call.outcome == "started" or (call.run in turns and call.turn >= turns[call.run])

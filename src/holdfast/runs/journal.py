@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Backend, Reader
 
 _PAGE = 500
+NOTE = "note"
 
 Outcome = Literal["started", "done", "failed", "skipped", "rerun"]
 Where = tuple[str, int, str]
@@ -113,6 +114,8 @@ class Calls:
                 self._start(n, facts)
             elif facts["what"] == "partial":
                 self._numbers[facts["of"]].partial.append(facts["chunk"])
+            elif facts["what"] == NOTE:
+                return  # of no call
             elif facts["of"] in self._numbers:
                 call = self._numbers[facts["of"]]
                 call.outcome, call.ended_us = facts["what"], facts["at"]

@@ -1,0 +1,422 @@
+"""LangGraph on holdfast: `graph = builder.compile(checkpointer=HoldfastSaver("agents.db"))`.
+
+A thread is a session, and so is each namespace of a subgraph, as the thread's child. A channel is a
+key of the state, and a list is stored item by item: what a step costs is what it added. LangGraph's
+checkpoint ids are keys of checkpoints; the latest is the highest of the line that the session is
+on, so a session that was rewound goes on from there. Writes that are pending are notes of their
+checkpoint. Two that continue the same checkpoint become siblings.
+
+States of one `list` share their messages: do not change these in place.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    CheckpointTuple,
+    get_checkpoint_metadata,
+)
+
+from holdfast.adapters.hosting import Host
+from holdfast.adapters.langgraph_threads import AGENT, OURS, Line, Pending, Where, own_of
+from holdfast.adapters.langgraph_values import Decoder, StrictSerializer, decode, encode
+from holdfast.errors import InvalidRequest, SessionNotFound
+from holdfast.runs import notes
+
+if TYPE_CHECKING:
+    import builtins
+    import os
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import (
+        ChannelVersions,
+        CheckpointMetadata,
+        DeltaChannelHistory,
+        PendingWrite,
+    )
+    from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from holdfast.model import Checkpoint
+    from holdfast.store import Store
+
+_REST = "$checkpoint"
+"""The key of a state that holds what a checkpoint has beside its channels."""
+_OTHER = "$other"
+"""The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
+_PLAIN = (str, int, float, bool, type(None))
+_LINES = 256
+_PAGE = 16
+
+
+class HoldfastSaver(BaseCheckpointSaver[str]):
+    """Sync and async, and safe for threads.
+
+    Types that LangGraph does not know as safe must be allowed by name, or reading them is refused;
+    with `unknown="raw"` they are read as what they were made of. A `serde` of your own does as it
+    likes.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        allow: Iterable[tuple[str, ...] | type] = (),
+        unknown: Literal["raise", "raw"] = "raise",
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde or StrictSerializer(allow, unknown))
+        self._host = Host(store)
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[Where, Line] = OrderedDict()
+
+    @property
+    def store(self) -> Store:
+        return self._host.store
+
+    def close(self) -> None:
+        """Close the store, if it was opened here. Idempotent."""
+        self._host.close()
+
+    async def aclose(self) -> None:
+        await self._host.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
+        number = int(str(current).split(".")[0]) if current is not None else 0
+        return f"{number + 1:032}.{random.random():016}"
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        line = self._line(Where.of(config))
+        id = _asked(config)
+        found = line.find(id) if id else line.latest()
+        if found is None:
+            return None
+        return self._tuple(line, found, Pending(line, self.serde), Decoder(self.serde))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        decoder = Decoder(self.serde)
+        rows = [self._rows(line, config, filter, before) for line in self._lines_of(config)]
+        merged = heapq.merge(*rows, key=lambda row: row[1].key or "", reverse=True)
+        for line, checkpoint, pending in islice(merged, limit):
+            yield self._tuple(line, checkpoint, pending, decoder)
+
+    def _rows(
+        self,
+        line: Line,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+    ) -> Iterator[tuple[Line, Checkpoint, Pending]]:
+        pending = Pending(line, self.serde)
+        id, end = _asked(config), _asked(before)
+        found = line.descending() if id is None else _one(line.find(id))
+        for checkpoint in found:
+            if end is not None and (checkpoint.key or "") >= end:
+                continue
+            if filter:
+                metadata = self._metadata(checkpoint)
+                if any(name not in metadata or metadata[name] != filter[name] for name in filter):
+                    continue
+            yield line, checkpoint, pending
+
+    def _tuple(
+        self, line: Line, checkpoint: Checkpoint, pending: Pending, decoder: Decoder
+    ) -> CheckpointTuple:
+        state = line.session.load(checkpoint.id)
+        rest = state.pop(_REST)
+        graph: Any = {name: decode(self.serde, value) for name, value in rest.items()}
+        graph["channel_values"] = decoder.channels(state)
+        parent = own_of(checkpoint)["parent"]
+        return CheckpointTuple(
+            line.where.config(checkpoint.key),
+            graph,
+            self._metadata(checkpoint),
+            line.where.config(parent) if parent else None,
+            pending.writes(checkpoint),
+        )
+
+    def _metadata(self, checkpoint: Checkpoint) -> Any:
+        meta = {**checkpoint.meta}
+        other = meta.pop(_OTHER, {})
+        for name in (OURS, notes.FROM):
+            meta.pop(name)
+        return meta | {name: decode(self.serde, value) for name, value in other.items()}
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        line = self._line(Where.of(config))
+        id = _asked(config)
+        at = line.find(id) if id else line.latest()
+        pending, decoder = Pending(line, self.serde), Decoder(self.serde)
+        writes: dict[str, builtins.list[PendingWrite]] = {name: [] for name in channels}
+        seeds: dict[str, Any] = {}
+        while at is not None and len(seeds) < len(writes):
+            parent = own_of(at)["parent"]
+            at = line.find(parent) if parent else None
+            if at is None:
+                break
+            for write in reversed(pending.writes(at)):
+                if write[1] in writes and write[1] not in seeds:
+                    writes[write[1]].append(write)
+            held = line.session.load(at.id)
+            seeds |= {
+                name: decoder.channel(held[name])
+                for name in writes
+                if name in held and name not in seeds
+            }
+        history: dict[str, DeltaChannelHistory] = {}
+        for name, found in writes.items():
+            history[name] = {"writes": found[::-1]}
+            if name in seeds:
+                history[name]["seed"] = seeds[name]
+        return history
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: GraphCheckpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,  # noqa: ARG002 - what is new, the store finds out
+    ) -> RunnableConfig:
+        where = Where.of(config)
+        line, id, parent = self._line(where), checkpoint["id"], _asked(config)
+        rest: dict[str, Any] = {**checkpoint}
+        values = rest.pop("channel_values")
+        if _REST in values:
+            raise InvalidRequest(f"a channel may not be called {_REST!r}")
+        meta, other = {}, {}
+        for name, value in get_checkpoint_metadata(config, metadata).items():
+            if type(value) in _PLAIN and name not in (OURS, _OTHER, notes.FROM):
+                meta[name] = value
+            else:
+                other[name] = encode(self.serde, value, f"metadata.{name}")
+        if other:
+            meta[_OTHER] = other
+        state = line.encode(self.serde, values)
+        state[_REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
+        line.save(id, parent, state, meta, metadata.get("source"))
+        return {"configurable": {**where.config(id)["configurable"], "thread_id": _thread(config)}}
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        id = _asked(config)
+        if id is None:
+            raise InvalidRequest("the config names no checkpoint for these writes")
+        line = self._line(Where.of(config))
+        encoded = [
+            [WRITES_IDX_MAP.get(channel, n), channel, encode(self.serde, value, channel)]
+            for n, (channel, value) in enumerate(writes)
+        ]
+        line.note(id, {"task": task_id, "path": task_path, "writes": encoded})
+
+    # -- keeping house -------------------------------------------------------------------------
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Undone by `undo()` of its sessions, until the store's gc()."""
+        for line in self._lines_of(Where(str(thread_id), "").config(None), every=True):
+            self._delete(line)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        doomed: dict[str, set[str]] = {}
+        for run in run_ids:
+            for found in self.store.find(agent=AGENT, meta={"run_id": run}):
+                doomed.setdefault(found.session, set()).add(found.id)
+        for session, ids in doomed.items():
+            self._keep(self._line(Where.named(session)), lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """With "keep_latest" also what its delta channels are made of stays."""
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidRequest(
+                f"there is no strategy {strategy!r}", hint='"keep_latest" or "delete"'
+            )
+        for thread in thread_ids:
+            if strategy == "delete":
+                self.delete_thread(thread)
+                continue
+            for line in self._lines_of(Where(str(thread), "").config(None), every=True):
+                kept = self._needed(line)
+                self._keep(line, lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
+
+    def _needed(self, line: Line) -> set[str]:
+        """The latest, and its ancestors up to where each of its delta channels has a value."""
+        at = line.latest()
+        kept = {at.id} if at else set()
+        open_ = set(self._metadata(at).get("counters_since_delta_snapshot") or ()) if at else set()
+        while at is not None:
+            kept.add(at.id)
+            open_ -= line.session.load(at.id).keys()
+            parent = own_of(at)["parent"]
+            at = line.find(parent) if open_ and parent else None
+        return kept
+
+    def _keep(self, line: Line, wanted: Callable[[Checkpoint], bool]) -> None:
+        checkpoints = [*line.all()]
+        staying = [c for c in checkpoints if wanted(c)]
+        if not staying:
+            self._delete(line)
+            return
+        session, head = line.session, line.session.refresh()
+        if head is not None and head not in staying:
+            session.rewind(max(staying, key=lambda c: c.key or "").id)
+        for checkpoint in checkpoints:
+            if checkpoint not in staying:
+                session.delete(checkpoint.id)
+
+    def _delete(self, line: Line) -> None:
+        with suppress(SessionNotFound):
+            line.session.delete()
+        with self._lock:
+            self._lines.pop(line.where, None)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        if str(source_thread_id) == str(target_thread_id):
+            raise InvalidRequest("a thread cannot be copied onto itself")
+        for line in self._lines_of(Where(str(source_thread_id), "").config(None), every=True):
+            other = self._line(Where(str(target_thread_id), line.where.ns))
+            pending = Pending(line, self.serde)
+            for checkpoint in line.all():
+                meta = {k: v for k, v in checkpoint.meta.items() if k not in (OURS, notes.FROM)}
+                id, parent = checkpoint.key or "", own_of(checkpoint)["parent"]
+                state = line.session.load(checkpoint.id)
+                other.save(id, parent, state, meta, checkpoint.trigger)
+                there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
+                for facts in pending.notes(checkpoint):
+                    if facts not in there:
+                        other.note(id, facts)
+
+    # -- the same for asyncio ------------------------------------------------------------------
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await self._host.call(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while page := await self._host.call(lambda: [*islice(found, _PAGE)]):
+            for each in page:
+                yield each
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: GraphCheckpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return await self._host.call(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        await self._host.call(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await self._host.call(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await self._host.call(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await self._host.call(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await self._host.call(self.prune, thread_ids, strategy=strategy)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        call = self.get_delta_channel_history
+        return await self._host.call(call, config=config, channels=channels)
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def _line(self, where: Where) -> Line:
+        with self._lock:
+            line = self._lines.get(where)
+            if line is None:
+                line = self._lines[where] = Line(self.store, where)
+            self._lines.move_to_end(where)
+            while len(self._lines) > _LINES:
+                self._lines.popitem(last=False)
+            return line
+
+    def _lines_of(
+        self, config: RunnableConfig | None, *, every: bool = False
+    ) -> builtins.list[Line]:
+        """Of all threads, of a thread with all its namespaces, or of one namespace."""
+        if config is None:
+            found = self.store.sessions(agent=AGENT)
+            return [Line(self.store, Where.named(info.name)) for info in found]
+        where = Where.of(config)
+        if not every and config["configurable"].get("checkpoint_ns") is not None:
+            return [self._line(where)]
+        thread = Where(where.thread, "")
+        lines, prefix = [self._line(thread)], thread.session + "|"
+        for info in self.store.sessions(after=prefix):
+            if not info.name.startswith(prefix):
+                break
+            lines.append(self._line(Where.named(info.name)))
+        return lines
+
+
+def _asked(config: RunnableConfig | None) -> str | None:
+    return config.get("configurable", {}).get("checkpoint_id") or None if config else None
+
+
+def _thread(config: RunnableConfig) -> Any:
+    return config["configurable"]["thread_id"]
+
+
+def _one(found: Checkpoint | None) -> Iterator[Checkpoint]:
+    if found is not None:
+        yield found

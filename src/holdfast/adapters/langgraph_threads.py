@@ -1,0 +1,231 @@
+"""LangGraph's threads as sessions: where they are, what they hold, what is pending."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.adapters.langgraph_values import Encoder, decode
+from holdfast.errors import (
+    CheckpointNotFound,
+    Corrupt,
+    HeadMoved,
+    InvalidRequest,
+    KeyTaken,
+    SessionNotFound,
+)
+from holdfast.runs import notes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from holdfast.model import Checkpoint
+    from holdfast.session import Session
+    from holdfast.store import Store
+
+AGENT = "langgraph"
+OURS = "$langgraph"
+"""The key of a checkpoint's meta that holds what LangGraph does not ask for."""
+
+
+class Where(NamedTuple):
+    thread: str
+    ns: str
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Where:
+        asked = config.get("configurable", {})
+        thread, ns = asked.get("thread_id"), asked.get("checkpoint_ns") or ""
+        if thread is None or thread == "":
+            raise InvalidRequest(
+                "the config names no thread",
+                hint='pass config={"configurable": {"thread_id": "…"}}',
+            )
+        return cls(str(thread), ns)
+
+    @property
+    def session(self) -> str:
+        """Its session's name: no two have the same."""
+        thread = self.thread.replace("%", "%25").replace("|", "%7C")
+        return f"{thread}|{self.ns}" if self.ns else thread
+
+    @classmethod
+    def named(cls, session: str) -> Where:
+        thread, _, ns = session.partition("|")
+        return cls(thread.replace("%7C", "|").replace("%25", "%"), ns)
+
+    def config(self, id: str | None) -> RunnableConfig:
+        asked = {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": id}
+        return {"configurable": asked}
+
+
+class Line:
+    """The session of a thread, or of one of its namespaces."""
+
+    def __init__(self, store: Store, where: Where) -> None:
+        self.where = where
+        above = Where(where.thread, "").session if where.ns else None
+        self.session: Session = store.session(where.session, agent=AGENT, parent=above)
+        self.notes = notes.Notes(store.backend, where.session)
+        self.encoder = Encoder()
+        self.lock = threading.Lock()
+
+    def encode(self, serde: SerializerProtocol, values: dict[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            return self.encoder.channels(serde, values)
+
+    def find(self, id: str) -> Checkpoint | None:
+        with suppress(CheckpointNotFound, SessionNotFound):
+            return _checked(self.session.get(f"key:{id}"))
+        return None
+
+    def latest(self) -> Checkpoint | None:
+        head = self.session.head
+        if head is None:
+            return None
+        if (id := own_of(head)["latest"]) in (head.key, None):
+            return head if head.key else None
+        return self.find(id) or max(self.all(), key=_id, default=None)
+
+    def all(self, *, newest_first: bool = False) -> Iterator[Checkpoint]:
+        """LangGraph's checkpoints, in the order of their commits."""
+        with suppress(SessionNotFound):
+            for checkpoint in self.session.tree(newest_first=newest_first):
+                if _checked(checkpoint).key is not None:
+                    yield checkpoint
+
+    def descending(self) -> Iterator[Checkpoint]:
+        """The highest id first. Ids rise, but for those that came late: these wait in a heap."""
+        late: list[tuple[_Reversed, int, Checkpoint]] = []
+        for checkpoint in self.all(newest_first=True):
+            heapq.heappush(late, (_Reversed(_id(checkpoint)), -checkpoint.seq, checkpoint))
+            highest = own_of(checkpoint)["highest"]
+            while late and late[0][0].id >= highest:
+                yield heapq.heappop(late)[2]
+        while late:
+            yield heapq.heappop(late)[2]
+
+    def save(
+        self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
+    ) -> None:
+        with self.lock:
+            while True:
+                try:
+                    self._save(id, parent, state, meta, trigger)
+                    return
+                except HeadMoved:
+                    continue  # by somebody else: then this becomes a sibling
+                except KeyTaken:
+                    found = self.find(id)
+                    if found is None:
+                        raise KeyTaken(
+                            f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()"
+                        ) from None
+                    if self.session.load(found.id) == state and own_of(found)["parent"] == parent:
+                        return  # put again
+                    raise
+
+    def _save(
+        self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
+    ) -> None:
+        head = self.session.refresh()
+        newest = next(self.session.tree(newest_first=True), None) if head else None
+        beside = None
+        own = {"parent": parent, "latest": id, "highest": id}
+        if head is not None and newest is not None:
+            own["latest"] = max(id, own_of(head)["latest"] or "")
+            own["highest"] = max(id, own_of(newest)["highest"] or "")
+            if parent is not None and parent != head.key:
+                found = self.find(parent)
+                beside = found.id if found else None
+        self.session.save(
+            state,
+            key=id,
+            parent=beside,
+            trigger=trigger,
+            meta={**meta, OURS: own, notes.FROM: self.notes.first(id)},
+        )
+
+    def note(self, id: str, facts: dict[str, Any]) -> None:
+        while True:
+            try:
+                self.notes.put(id, facts)
+                return
+            except SessionNotFound:  # it precedes the first checkpoint
+                with self.lock, suppress(HeadMoved):
+                    if self.session.refresh() is None:
+                        own = {"parent": None, "latest": None, "highest": ""}
+                        meta = {OURS: own, notes.FROM: 1}
+                        self.session.save({}, trigger="thread", meta=meta)
+
+
+class _Reversed:
+    """An id that is less than lower ones."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return self.id > other.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reversed) and self.id == other.id
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    own = checkpoint.meta.get(OURS)
+    if type(own) is not dict:
+        raise InvalidRequest(
+            f"session {checkpoint.session!r} is not a thread of LangGraph's",
+            hint="give the graph a store of its own, or another thread_id",
+        )
+    return own
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    own_of(checkpoint)
+    return checkpoint
+
+
+def _id(checkpoint: Checkpoint) -> str:
+    return checkpoint.key or ""
+
+
+class Pending:
+    """The writes of a line's checkpoints, read from the newest back, each note once."""
+
+    def __init__(self, line: Line, serde: SerializerProtocol) -> None:
+        self._line, self._serde = line, serde
+        self._low: int | None = None
+        self._notes: dict[str, dict[int, dict[str, Any]]] = {}
+
+    def notes(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        low = checkpoint.meta.get(notes.FROM)
+        if type(low) is not int:
+            raise Corrupt(f"checkpoint {checkpoint.id} does not say where its writes are")
+        if self._low is None or low < self._low:
+            for number, key, facts in self._line.notes.read(low, self._low):
+                self._notes.setdefault(key, {})[number] = facts
+            self._low = low
+        found = self._notes.get(_id(checkpoint), {})
+        return [found[number] for number in sorted(found)]
+
+    def writes(self, checkpoint: Checkpoint) -> list[tuple[str, str, Any]]:
+        """In the order in which a step applies them."""
+        kept: dict[tuple[str, int], tuple[str, str, Any]] = {}
+        for facts in self.notes(checkpoint):
+            task, path = facts["task"], facts["path"]
+            for index, channel, value in facts["writes"]:
+                if index < 0 or (task, index) not in kept:
+                    kept[task, index] = (path, channel, value)
+        order = sorted(kept, key=lambda at: (kept[at][0], *at))
+        return [(at[0], kept[at][1], decode(self._serde, kept[at][2])) for at in order]

@@ -1,0 +1,77 @@
+"""Notes: what is kept in a session's journal under a key, beside its checkpoints.
+
+A note may come before the checkpoint that it belongs to. So that not all of a journal must be read
+for the notes of one, a checkpoint says in its meta from which entry on they are; below the first
+that any checkpoint names, gc frees the entries.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import records
+from holdfast.errors import SessionNotFound
+from holdfast.runs.journal import NOTE, Journal, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.backends.base import Backend
+
+FROM = "$notes"
+"""The key of a checkpoint's meta that names the entry from which on its notes are."""
+_RECENT = 1_000
+
+
+class Notes:
+    """Those of the session of this name. Safe for threads."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend, self._name = backend, name
+        self._raw = records.encode_name(name)
+        self._lock = threading.Lock()
+        self._journal: Journal | None = None
+        self._first: OrderedDict[str, int] = OrderedDict()
+
+    def put(self, key: str, facts: dict[str, Any]) -> None:
+        """Durable when this returns. The session must be there."""
+        journal = self._there()
+        with self._lock:
+            self._first.setdefault(key, journal.next)
+            while len(self._first) > _RECENT:
+                self._first.popitem(last=False)
+        journal.note({**facts, "what": NOTE, "key": key})
+
+    def first(self, key: str) -> int:
+        """The entry from which on the notes of this key are: those put here, and all to come."""
+        with self._backend.reader() as reader:
+            found = reader.session(self._raw)
+            after = reader.last_entry(found[0]) + 1 if found else 1
+        with self._lock:
+            return min(self._first.get(key, after), after)
+
+    def read(self, low: int, high: int | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Number, key and facts of the notes from one entry on, up to another."""
+        with self._backend.reader() as reader:
+            found = reader.session(self._raw)
+            if found is None:
+                return
+            for number, facts in read(reader, found[0], low):
+                if high is not None and number >= high:
+                    return
+                if facts["what"] == NOTE:
+                    yield number, facts["key"], facts
+
+    def _there(self) -> Journal:
+        with self._backend.reader() as reader:
+            found = reader.session(self._raw)
+            if found is None:
+                raise SessionNotFound(f"there is no session {self._name!r}")
+            with self._lock:
+                if self._journal is None or self._journal.session != found[0]:
+                    self._journal = Journal(self._backend, found[0], None)
+                    self._journal.next = reader.last_entry(found[0]) + 1
+                    self._first.clear()
+                return self._journal
