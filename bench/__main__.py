@@ -14,6 +14,7 @@ from . import (
     concurrency,
     disk,
     files,
+    graphs,
     keeping,
     latency,
     memory,
@@ -58,6 +59,8 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "files-saves": files.full_saves,
     "copy": moving.copy,
     "start": commands.start,
+    "graph": graphs.run,
+    "graph-history": graphs.history,
     **postgres.MEASURES,
 }
 

@@ -27,7 +27,7 @@ from langgraph.checkpoint.base import (
 )
 
 from holdfast.adapters.hosting import Host
-from holdfast.adapters.langgraph_threads import AGENT, OURS, Line, Pending, Where, own_of
+from holdfast.adapters.langgraph_threads import AGENT, OURS, REST, Line, Pending, Where, own_of
 from holdfast.adapters.langgraph_values import Decoder, StrictSerializer, decode, encode
 from holdfast.errors import InvalidRequest, SessionNotFound
 from holdfast.runs import notes
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint
     from holdfast.store import Store
 
-_REST = "$checkpoint"
-"""The key of a state that holds what a checkpoint has beside its channels."""
 _OTHER = "$other"
 """The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
 _PLAIN = (str, int, float, bool, type(None))
@@ -154,7 +152,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self, line: Line, checkpoint: Checkpoint, pending: Pending, decoder: Decoder
     ) -> CheckpointTuple:
         state = line.session.load(checkpoint.id)
-        rest = state.pop(_REST)
+        rest = state.pop(REST)
         graph: Any = {name: decode(self.serde, value) for name, value in rest.items()}
         graph["channel_values"] = decoder.channels(state)
         parent = own_of(checkpoint)["parent"]
@@ -192,7 +190,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                     writes[write[1]].append(write)
             held = line.session.load(at.id)
             seeds |= {
-                name: decoder.channel(held[name])
+                name: decoder.channel(name, held[name])
                 for name in writes
                 if name in held and name not in seeds
             }
@@ -216,8 +214,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         line, id, parent = self._line(where), checkpoint["id"], _asked(config)
         rest: dict[str, Any] = {**checkpoint}
         values = rest.pop("channel_values")
-        if _REST in values:
-            raise InvalidRequest(f"a channel may not be called {_REST!r}")
+        if REST in values:
+            raise InvalidRequest(f"a channel may not be called {REST!r}")
         meta, other = {}, {}
         for name, value in get_checkpoint_metadata(config, metadata).items():
             if type(value) in _PLAIN and name not in (OURS, _OTHER, notes.FROM):
@@ -227,7 +225,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if other:
             meta[_OTHER] = other
         state = line.encode(self.serde, values)
-        state[_REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
+        state[REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
         line.save(id, parent, state, meta, metadata.get("source"))
         return {"configurable": {**where.config(id)["configurable"], "thread_id": _thread(config)}}
 
@@ -304,6 +302,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     def _delete(self, line: Line) -> None:
         with suppress(SessionNotFound):
+            for checkpoint in line.session.history():
+                own_of(checkpoint)  # or it is not ours to delete
+                break
             line.session.delete()
         with self._lock:
             self._lines.pop(line.where, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import operator
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from holdfast.adapters.langgraph_values import Encoder, decode
+from holdfast.adapters.langgraph_values import Encoder, decode, pack
+from holdfast.codec.records import MAX_SEQ
 from holdfast.errors import (
     CheckpointNotFound,
     Corrupt,
@@ -19,18 +21,22 @@ from holdfast.errors import (
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
+    from holdfast.fields import Fields
     from holdfast.model import Checkpoint
-    from holdfast.session import Session
+    from holdfast.session import Path, Session
     from holdfast.store import Store
 
 AGENT = "langgraph"
+REST = "$checkpoint"
+"""The key of a state that holds what a checkpoint has beside its channels."""
 OURS = "$langgraph"
 """The key of a checkpoint's meta that holds what LangGraph does not ask for."""
+_NOTHING = object()
 
 
 class Where(NamedTuple):
@@ -64,6 +70,15 @@ class Where(NamedTuple):
         return {"configurable": asked}
 
 
+class Last(NamedTuple):
+    """What a line has saved last."""
+
+    id: str
+    latest: str
+    highest: str
+    state: dict[str, Any]
+
+
 class Line:
     """The session of a thread, or of one of its namespaces."""
 
@@ -74,6 +89,7 @@ class Line:
         self.notes = notes.Notes(store.backend, where.session)
         self.encoder = Encoder()
         self.lock = threading.Lock()
+        self._last: Last | None = None
 
     def encode(self, serde: SerializerProtocol, values: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -133,23 +149,30 @@ class Line:
     def _save(
         self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
     ) -> None:
-        head = self.session.refresh()
-        newest = next(self.session.tree(newest_first=True), None) if head else None
-        beside = None
-        own = {"parent": parent, "latest": id, "highest": id}
-        if head is not None and newest is not None:
-            own["latest"] = max(id, own_of(head)["latest"] or "")
-            own["highest"] = max(id, own_of(newest)["highest"] or "")
-            if parent is not None and parent != head.key:
-                found = self.find(parent)
-                beside = found.id if found else None
-        self.session.save(
-            state,
-            key=id,
-            parent=beside,
-            trigger=trigger,
-            meta={**meta, OURS: own, notes.FROM: self.notes.first(id)},
-        )
+        last, self._last = self._last, None
+        beside, latest, highest = None, "", ""
+        if last is not None and parent == last.id:  # the head, if nobody has moved it
+            latest, highest = last.latest, last.highest
+        else:
+            last, head = None, self.session.refresh()
+            if head is not None:
+                newest = next(self.session.tree(newest_first=True), head)
+                latest, highest = own_of(head)["latest"] or "", own_of(newest)["highest"]
+                if parent is not None and parent != head.key:
+                    found = self.find(parent)
+                    beside = found.id if found else None
+        own = {"parent": parent, "latest": max(id, latest), "highest": max(id, highest)}
+        fields: Fields = {
+            "key": id,
+            "trigger": trigger,
+            "meta": {**meta, OURS: own, notes.FROM: self.notes.first(id)},
+        }
+        grown = deltas(last.state, state) if last is not None else None
+        if grown is not None:
+            self.session.patch(**grown, **fields)
+        else:
+            self.session.save(state, parent=beside, **fields)
+        self._last = Last(id, max(id, latest), max(id, highest), state)
 
     def note(self, id: str, facts: dict[str, Any]) -> None:
         while True:
@@ -162,6 +185,34 @@ class Line:
                         own = {"parent": None, "latest": None, "highest": ""}
                         meta = {OURS: own, notes.FROM: 1}
                         self.session.save({}, trigger="thread", meta=meta)
+
+
+class Deltas(TypedDict):
+    append: dict[Path, Sequence[Any]]
+    set: dict[Path, Any]
+    drop: list[Path]
+
+
+def deltas(old: dict[str, Any], new: dict[str, Any]) -> Deltas | None:
+    """What makes one state of the other, if lists have but grown: they need not be read again.
+
+    What an Encoder has not encoded anew is the same object as before.
+    """
+    found: Deltas = {"append": {}, "set": {}, "drop": [(key,) for key in old if key not in new]}
+    for key, value in new.items():
+        before = old.get(key, _NOTHING)
+        if type(value) is list and type(before) is list:
+            count = len(before)
+            if count > len(value) or not all(map(operator.is_, before, value)):
+                return None
+            if count < len(value):
+                found["append"][key,] = value[count:]
+        elif type(value) is dict and key != REST:
+            if type(before) is not dict or pack(before) != pack(value):
+                return None
+        elif value is not before:
+            found["set"][key,] = value
+    return found
 
 
 class _Reversed:
@@ -205,14 +256,14 @@ class Pending:
 
     def __init__(self, line: Line, serde: SerializerProtocol) -> None:
         self._line, self._serde = line, serde
-        self._low: int | None = None
+        self._low = MAX_SEQ
         self._notes: dict[str, dict[int, dict[str, Any]]] = {}
 
     def notes(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
         low = checkpoint.meta.get(notes.FROM)
         if type(low) is not int:
             raise Corrupt(f"checkpoint {checkpoint.id} does not say where its writes are")
-        if self._low is None or low < self._low:
+        if low < self._low:
             for number, key, facts in self._line.notes.read(low, self._low):
                 self._notes.setdefault(key, {})[number] = facts
             self._low = low

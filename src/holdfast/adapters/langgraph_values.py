@@ -8,8 +8,8 @@ else (encrypted values, other serializers) is kept as these bytes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import ormsgpack
 from langchain_core.messages import BaseMessage
@@ -32,14 +32,28 @@ _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _END = object()
 
 
-def _take_apart(data: bytes) -> Any:
-    return ormsgpack.unpackb(data, ext_hook=_open, option=_OPTION)
+class _Object(NamedTuple):
+    """A value of a type that msgpack does not have."""
+
+    code: int
+    made_of: Any
 
 
-def _open(code: int, data: bytes) -> dict[str, Any]:
+def _unpack(data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
+    return ormsgpack.unpackb(data, ext_hook=hook, option=_OPTION)
+
+
+def _object(code: int, data: bytes) -> _Object:
     try:
-        return {_EXT: code, _OF: _take_apart(data)}
+        return _Object(code, _unpack(data, _object))
     except ValueError:  # not msgpack inside: numbers of an array, or another serializer's own
+        return _Object(code, data)
+
+
+def _as_dict(code: int, data: bytes) -> dict[str, Any]:
+    try:
+        return {_EXT: code, _OF: _unpack(data, _as_dict)}
+    except ValueError:
         return {_EXT: code, _OF: data}
 
 
@@ -57,6 +71,11 @@ def _close(tree: Any) -> Any:
     if type(tree) is list:
         return [_close(value) for value in tree]
     return tree
+
+
+def pack(tree: Any) -> bytes:
+    """The same for the same tree only: 1 is not True."""
+    return ormsgpack.packb(tree, option=_OPTION)
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -77,26 +96,26 @@ class StrictSerializer(JsonPlusSerializer):
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         value = super().loads_typed(data)
         if data[0] == "msgpack" and self._unknown == "raise":
-            _check(_take_apart(data[1]), value)
+            _check(_unpack(data[1], _object), value)
         return value
 
 
-def _check(tree: Any, value: Any) -> None:
+def _check(stored: Any, value: Any) -> None:
     """Raise UnsupportedFormat where an object has become something else."""
-    if type(tree) is dict:
-        if len(tree) == 2 and _EXT in tree and _OF in tree:
-            _check_object(tree[_EXT], tree[_OF], value)
-        elif type(value) is dict:
-            for key, inner in tree.items():
-                if type(inner) in (dict, list):
-                    _check(inner, value.get(key))
-    elif type(tree) is list and type(value) is list:
-        for inner, got in zip(tree, value, strict=True):
-            if type(inner) in (dict, list):
+    if type(stored) is _Object:
+        _check_object(stored, value)
+    elif type(stored) is dict and type(value) is dict:
+        for key, inner in stored.items():
+            if type(inner) not in _ATOMS:
+                _check(inner, value.get(key))
+    elif type(stored) is list and type(value) is list:
+        for inner, got in zip(stored, value, strict=True):
+            if type(inner) not in _ATOMS:
                 _check(inner, got)
 
 
-def _check_object(code: int, made_of: Any, value: Any) -> None:
+def _check_object(stored: _Object, value: Any) -> None:
+    code, made_of = stored
     if code == _SNAPSHOT:
         _check(made_of, value.value)
     elif code in _MADE_BY_NAME and type(made_of) is list:
@@ -121,7 +140,7 @@ def encode(serde: SerializerProtocol, value: Any, path: str) -> Any:
             hint="keep it out of the graph's state, or give the saver a serializer that knows it",
         ) from e
     if kind == "msgpack":
-        tree = _take_apart(data)
+        tree = _unpack(data, _as_dict)
         if not (type(tree) is dict and _SERDE in tree) and _put_together(tree) == data:
             return tree
     return {_SERDE: kind, _DATA: bytes(data)}
@@ -143,7 +162,7 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[int, tuple[Any, list[Any], Any]]] = {}
+        self._known: dict[str, dict[int, _Known]] = {}
 
     def channels(self, serde: SerializerProtocol, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._channel(serde, name, value) for name, value in values.items()}
@@ -151,51 +170,95 @@ class Encoder:
     def _channel(self, serde: SerializerProtocol, name: str, value: Any) -> Any:
         if type(value) is not list:
             return encode(serde, value, name)
-        known, now = self._known.get(name, {}), dict[int, tuple[Any, list[Any], Any]]()
+        known, now = self._known.get(name, {}), dict[int, _Known]()
         encoded = []
         for n, item in enumerate(value):
-            parts: list[Any] = []
             found = known.get(id(item))
-            steady = _parts(item, parts)
-            if (
-                found is None
-                or not steady
-                or len(parts) != len(found[1])
-                or not all(map(operator.is_, parts, found[1]))
-            ):
-                found = (item, parts, encode(serde, item, f"{name}[{n}]"))
-            if steady:
-                now[id(item)] = found
-            encoded.append(found[2])
+            if found is None or not found.is_same():
+                found = _Known(item, encode(serde, item, f"{name}[{n}]"))
+            now[id(item)] = found
+            encoded.append(found.encoded)
         self._known[name] = now
         return encoded
 
 
-def _parts(value: Any, out: list[Any]) -> bool:
-    """All parts of a value that cannot change, in order; False if it may have others."""
-    kind = type(value)
-    if kind in _ATOMS:
-        out.append(value)
-        return True
-    out.append(kind)
-    if kind is dict:
-        for key, inner in value.items():
-            if type(key) not in _ATOMS:
-                return False
-            out.append(key)
-            if type(inner) in _ATOMS:
-                out.append(inner)
-            elif not _parts(inner, out):
-                return False
-    elif kind is list or kind is tuple:
-        for inner in value:
-            if not _parts(inner, out):
-                return False
-    elif isinstance(value, BaseMessage) and kind.__module__.startswith("langchain_core.messages"):
-        if not _parts(value.__dict__, out) or not _parts(value.__pydantic_extra__, out):
+class _Known:
+    """An item as it was when it was encoded. It is held, so that its id stays its own."""
+
+    __slots__ = ("_empty", "_full", "_item", "_kind", "_message", "_parts", "encoded")
+
+    def __init__(self, item: Any, encoded: Any) -> None:
+        self._item, self.encoded = item, encoded
+        self._kind, self._parts = type(item), _parts(item)
+        self._message = _is_message(self._kind)
+        self._empty: list[Any] = []
+        self._full: list[tuple[Any, list[Any]]] = []
+        """Those of its parts that can change, and what is in them."""
+        for part in self._parts or ():
+            if type(part) not in _ATOMS:
+                inside: list[Any] = []
+                if not _flatten(part, inside):
+                    self._parts = None
+                    return
+                if part:
+                    self._full.append((part, inside))
+                else:
+                    self._empty.append(part)
+
+    def is_same(self) -> bool:
+        item, before = self._item, self._parts
+        if before is None or type(item) is not self._kind:
             return False
-    else:
+        if self._message:
+            now = [*item.__dict__.values(), item.__pydantic_extra__]
+        else:
+            now = _parts(item) or []
+        if any(self._empty) or not _identical(before, now):
+            return False
+        for part, before in self._full:
+            now = []
+            if not _flatten(part, now) or not _identical(before, now):
+                return False
+        return True
+
+
+def _identical(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+_messages: dict[type, bool] = {}
+
+
+def _is_message(kind: type) -> bool:
+    if kind not in _messages:
+        ours = issubclass(kind, BaseMessage)
+        _messages[kind] = ours and kind.__module__.startswith("langchain_core.messages")
+    return _messages[kind]
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a value is made of; None if that may be more than one sees."""
+    kind = type(value)
+    if _is_message(kind):
+        return [*value.__dict__.values(), value.__pydantic_extra__]
+    if kind is list or kind is tuple:
+        return [*value]
+    if kind is dict:
+        return [*value, *value.values()] if _ATOMS.issuperset(map(type, value)) else None
+    return [value] if kind in _ATOMS else None
+
+
+def _flatten(value: Any, out: list[Any]) -> bool:
+    """All parts of a value that cannot change, in order; False if it may have others."""
+    parts = _parts(value)
+    if parts is None:
         return False
+    out.append(type(value))
+    for part in parts:
+        if type(part) in _ATOMS:
+            out.append(part)
+        elif not _flatten(part, out):
+            return False
     out.append(_END)
     return True
 
@@ -208,20 +271,32 @@ class Decoder:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
-        self._known: dict[bytes, Any] = {}
+        self._items: dict[bytes, Any] = {}
+        self._lists: dict[str, tuple[bytes, list[Any]]] = {}
+        """The last list of each channel: its items as bytes, and as they are."""
 
     def channels(self, trees: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self.channel(tree) for name, tree in trees.items()}
+        return {name: self.channel(name, tree) for name, tree in trees.items()}
 
-    def channel(self, tree: Any) -> Any:
+    def channel(self, name: str, tree: Any) -> Any:
         if type(tree) is not list:
             return decode(self._serde, tree)
-        return [item if type(item) in _ATOMS else self._item(item) for item in tree]
+        known, items = self._lists.get(name, (b"", []))
+        packed = pack(tree)[_header(len(tree)) :]
+        if not known.startswith(packed):
+            items = [item if type(item) in _ATOMS else self._item(item) for item in tree]
+            self._lists[name] = (packed, items)
+        return items[: len(tree)]
 
     def _item(self, tree: Any) -> Any:
-        key = ormsgpack.packb(tree, option=_OPTION)
+        key = pack(tree)
         try:
-            return self._known[key]
+            return self._items[key]
         except KeyError:
-            value = self._known[key] = decode(self._serde, tree)
+            value = self._items[key] = decode(self._serde, tree)
             return value
+
+
+def _header(count: int) -> int:
+    """How many bytes msgpack puts before the items of a list."""
+    return 1 if count < 1 << 4 else 3 if count < 1 << 16 else 5

@@ -143,13 +143,17 @@ class Entry(NamedTuple):
     facts: dict[str, Any]
 
 
-def read(reader: Reader, session: int, first: int = 1) -> Iterator[Entry]:
-    """All entries from a number on; Corrupt if one of them is damaged or missing."""
+def read(
+    reader: Reader, session: int, first: int = 1, end: int = records.MAX_SEQ
+) -> Iterator[Entry]:
+    """All entries from a number on, up to another; Corrupt if one is damaged or missing."""
     expected: int | None = None
-    while page := reader.journal(session, first, _PAGE):
+    while first < end and (page := reader.journal(session, first, min(_PAGE, end - first))):
         for n, row in page:
             if expected is not None and n != expected:
                 raise Corrupt(f"entry {expected} of the journal is missing")
+            if n >= end:
+                return
             expected = n + 1
             yield Entry(n, records.unseal_entry(session, n, row))
         first = page[-1][0] + 1

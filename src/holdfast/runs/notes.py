@@ -46,21 +46,22 @@ class Notes:
 
     def first(self, key: str) -> int:
         """The entry from which on the notes of this key are: those put here, and all to come."""
-        with self._backend.reader() as reader:
-            found = reader.session(self._raw)
-            after = reader.last_entry(found[0]) + 1 if found else 1
+        try:
+            after = self._there().next
+        except SessionNotFound:
+            after = 1
         with self._lock:
             return min(self._first.get(key, after), after)
 
-    def read(self, low: int, high: int | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    def read(
+        self, low: int, high: int = records.MAX_SEQ
+    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
         """Number, key and facts of the notes from one entry on, up to another."""
         with self._backend.reader() as reader:
             found = reader.session(self._raw)
             if found is None:
                 return
-            for number, facts in read(reader, found[0], low):
-                if high is not None and number >= high:
-                    return
+            for number, facts in read(reader, found[0], low, high):
                 if facts["what"] == NOTE:
                     yield number, facts["key"], facts
 

@@ -1,0 +1,484 @@
+"""What the saver promises beyond LangGraph's suite."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from holdfast import lineage
+from holdfast.adapters import langgraph_values as values
+from holdfast.adapters.langgraph import HoldfastSaver
+from holdfast.errors import InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
+from tests.adapters import graphs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.home import Home
+
+
+def config(thread: Any = "t", ns: str = "", id: str | None = None) -> Any:
+    asked = {"thread_id": thread, "checkpoint_ns": ns} | ({"checkpoint_id": id} if id else {})
+    return {"configurable": asked}
+
+
+def put(saver: HoldfastSaver, where: Any, channels: dict[str, Any], n: int = 0, **meta: Any) -> Any:
+    checkpoint = {**empty_checkpoint(), "id": f"{n:08}", "channel_values": channels}
+    return saver.put(where, checkpoint, {"source": "loop", "step": n, **meta}, {})  # type: ignore[arg-type,typeddict-item]
+
+
+def latest(saver: HoldfastSaver, where: Any = None) -> CheckpointTuple:
+    found = saver.get_tuple(where or config())
+    assert found is not None
+    return found
+
+
+def ids(saver: HoldfastSaver, where: Any = None, **options: Any) -> list[str]:
+    return [t.checkpoint["id"] for t in saver.list(where or config(), **options)]
+
+
+@pytest.fixture
+def saver(memory: Home) -> HoldfastSaver:
+    return HoldfastSaver(memory.store)
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{}, {"configurable": {}}, config(None), config("")])
+def test_a_config_without_a_thread(saver: HoldfastSaver, wrong: Any) -> None:
+    for call in (
+        lambda: saver.get_tuple(wrong),
+        lambda: put(saver, wrong, {}),
+        lambda: list(saver.list(wrong)),
+        lambda: saver.put_writes(wrong | {"configurable": {"checkpoint_id": "1"}}, [], "task"),
+    ):
+        with pytest.raises(InvalidRequest, match="thread"):
+            call()
+    assert not list(saver.store.sessions())
+
+
+@pytest.mark.parametrize("wrong", [None, 7, object()])
+def test_something_that_is_no_store(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a store or a URL"):
+        HoldfastSaver(wrong)
+
+
+def test_a_session_of_somebody_else(saver: HoldfastSaver) -> None:
+    theirs = saver.store.session("t")
+    theirs.save({"not": "ours"})
+    for call in (
+        lambda: saver.get_tuple(config()),
+        lambda: list(saver.list(config())),
+        lambda: put(saver, config(), {}),
+        lambda: saver.prune(["t"]),
+        lambda: saver.delete_thread("t"),
+    ):
+        with pytest.raises(InvalidRequest, match="not a thread of LangGraph"):
+            call()
+    assert theirs.load() == {"not": "ours"}
+    assert len(theirs) == 1
+
+
+def test_what_cannot_be_stored_leaves_nothing(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"messages": ["first"]}, 1)
+    with pytest.raises(NotSerializable, match=r"messages\[1\]"):
+        put(saver, config(), {"messages": ["first", threading.Lock()]}, 2)
+    with pytest.raises(NotSerializable, match="result"):
+        saver.put_writes(config(id="00000001"), [("result", threading.Lock())], "task")
+    with pytest.raises(NotSerializable, match=r"metadata\.why"):
+        put(saver, config(), {}, 3, why=threading.Lock())
+    assert ids(saver) == ["00000001"]
+    assert latest(saver).pending_writes == []
+
+
+def test_writes_for_no_checkpoint(saver: HoldfastSaver) -> None:
+    with pytest.raises(InvalidRequest, match="no checkpoint"):
+        saver.put_writes(config(), [("a", 1)], "task")
+
+
+def test_unknown_strategy(saver: HoldfastSaver) -> None:
+    with pytest.raises(InvalidRequest, match="strategy"):
+        saver.prune(["t"], strategy="keep_some")
+
+
+def test_another_checkpoint_of_the_same_id(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"a": 1}, 1)
+    stored = latest(saver).checkpoint
+    meta: Any = {"source": "loop", "step": 1}
+    saver.put(config(), stored, meta, {})  # put again: nothing happens
+    with pytest.raises(KeyTaken):
+        saver.put(config(), {**stored, "channel_values": {"a": 2}}, meta, {})
+    assert latest(saver).checkpoint == stored
+    assert ids(saver) == ["00000001"]
+
+
+# -- threads and ids -----------------------------------------------------------------------------
+
+
+def test_no_two_threads_share_a_session(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    places = [("a", ""), ("a", "b"), ("a|b", ""), ("a%7Cb", ""), ("a", "b|c:1"), ("a|b", "c:1")]
+    for n, (thread, ns) in enumerate(places):
+        put(saver, config(thread, ns), {"n": n}, n)
+    for n, (thread, ns) in enumerate(places):
+        found = latest(saver, config(thread, ns))
+        assert found.checkpoint["channel_values"] == {"n": n}
+        assert found.config["configurable"]["thread_id"] == thread
+        assert found.config["configurable"]["checkpoint_ns"] == ns
+    assert len([*saver.list(None)]) == len(places)
+    assert len([*saver.list({"configurable": {"thread_id": "a"}})]) == 3
+    saver.delete_thread("a")
+    assert len([*saver.list(None)]) == 3
+
+
+def test_a_thread_may_be_a_number(saver: HoldfastSaver) -> None:
+    done = put(saver, config(7), {"a": 1})
+    assert done["configurable"]["thread_id"] == 7
+    assert latest(saver, config(7)).checkpoint["channel_values"] == {"a": 1}
+
+
+def test_the_highest_id_is_the_latest_whatever_comes_late(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    for n in (1, 5, 3, 9, 2, 8, 4):
+        put(saver, config(), {"n": n}, n)
+    assert latest(saver).checkpoint["channel_values"] == {"n": 9}
+    ordered = [f"{n:08}" for n in (9, 8, 5, 4, 3, 2, 1)]
+    assert ids(saver) == ordered
+    assert ids(saver, limit=3) == ordered[:3]
+    assert ids(saver, before=config(id="00000005")) == ordered[3:]
+
+
+def test_a_list_reads_no_more_than_it_must(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = HoldfastSaver(sqlite.store)
+    for n in range(600):
+        put(saver, config(), {"n": n}, n)
+    read: list[int] = []
+    dress = lineage.dress
+    monkeypatch.setattr(lineage, "dress", lambda *a: read.append(1) or dress(*a))  # type: ignore[func-returns-value]
+    assert ids(saver, limit=2) == ["00000599", "00000598"]
+    assert len(read) < 600
+
+
+def test_two_that_continue_the_same_checkpoint_are_siblings(home: Home) -> None:
+    first = HoldfastSaver(home.store)
+    second = HoldfastSaver(home.another())
+    put(first, config(), {"n": 1}, 1)
+    for saver, n in ((first, 2), (second, 3), (first, 4)):
+        put(saver, config(id="00000001"), {"n": n}, n)
+    parents = {
+        t.checkpoint["id"]: (t.parent_config or config())["configurable"].get("checkpoint_id")
+        for t in second.list(config())
+    }
+    root = "00000001"
+    assert parents == {"00000004": root, "00000003": root, "00000002": root, root: None}
+    tree = {c.key: c.parent for c in home.store.session("t").tree()}
+    by_key = {c.key: c.id for c in home.store.session("t").tree()}
+    assert {tree[key] for key in tree if key != root} == {by_key[root]}
+
+
+def test_many_threads_at_once(sqlite: Home) -> None:
+    saver, errors = HoldfastSaver(sqlite.store), list[BaseException]()
+
+    def work(worker: int) -> None:
+        try:
+            for n in range(20):
+                at = put(saver, config(f"t{worker % 3}"), {"n": n}, 100 * n + worker)
+                saver.put_writes(at, [("a", n), ("b", worker)], f"task {worker}")
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    found = [*saver.list(None)]
+    assert len(found) == 180
+    assert all(len(t.pending_writes or ()) == 2 for t in found)
+
+
+def test_a_session_that_was_rewound_goes_on_from_there(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    for n in range(1, 5):
+        put(saver, config(), {"n": n}, n)
+    session = home.store.session("t")
+    session.rewind("key:00000002")
+    assert latest(saver).checkpoint["channel_values"] == {"n": 2}
+    assert len(ids(saver)) == 4
+    put(saver, config(id="00000002"), {"n": 7}, 7)
+    assert latest(saver).checkpoint["channel_values"] == {"n": 7}
+    assert ids(saver)[0] == "00000007"
+    assert session.diff("key:00000002", "key:00000007")
+
+
+# -- writes --------------------------------------------------------------------------------------
+
+
+def test_writes_that_come_before_their_checkpoint(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    saver.put_writes(config(id="00000001"), [("early", 1)], "task")
+    assert saver.get_tuple(config()) is None
+    assert ids(saver) == []
+    put(saver, config(), {"n": 1}, 1)
+    saver.put_writes(config(id="00000002"), [("early", 2)], "task")
+    saver.put_writes(config(id="00000001"), [("late", 3)], "other")
+    put(saver, config(id="00000001"), {"n": 2}, 2)
+    for each in (saver, HoldfastSaver(home.another())):
+        assert latest(each).pending_writes == [("task", "early", 2)]
+        first = latest(each, config(id="00000001")).pending_writes
+        assert first == [("other", "late", 3), ("task", "early", 1)]
+
+
+def test_writes_go_with_their_checkpoints(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    for n in range(1, 40):
+        at = put(saver, config(), {"n": n}, n)
+        saver.put_writes(at, [("secret", f"of {n}")], "task")
+    saver.prune(["t"])
+    home.store.gc()
+    assert ids(saver) == ["00000039"]
+    assert latest(saver).pending_writes == [("task", "secret", "of 39")]
+    with home.store.backend.reader() as reader:
+        number = reader.session(b"t")[0]  # type: ignore[index]
+        left = reader.journal(number, 0, 1000)
+    assert len(left) == 1
+    at = put(saver, config(id="00000039"), {"n": 40}, 40)
+    saver.put_writes(at, [("secret", "of 40")], "task")
+    saver.prune(["t"])
+    home.store.gc()
+    assert latest(HoldfastSaver(home.another())).pending_writes == [("task", "secret", "of 40")]
+    assert home.store.verify().ok
+
+
+def test_deleted_threads_begin_anew_and_come_back(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    at = put(saver, config(), {"n": 1}, 1)
+    saver.put_writes(at, [("a", 1)], "task")
+    saver.delete_thread("t")
+    assert saver.get_tuple(config()) is None
+    put(saver, config(), {"n": 2}, 1)
+    assert latest(saver).checkpoint["channel_values"] == {"n": 2}
+    assert latest(saver).pending_writes == []
+
+
+def test_a_delta_channel_survives_pruning(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    graph = graphs.delta(saver, "sync")
+    before = graph.get_state(graphs.CONFIG).values
+    count = len(ids(saver, graphs.CONFIG))
+    saver.prune(["t"])
+    assert len(ids(saver, graphs.CONFIG)) < count
+    assert graph.get_state(graphs.CONFIG).values == before
+    home.store.gc()
+    assert graph.get_state(graphs.CONFIG).values == before
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+class Colour(HumanMessage):
+    """A type that LangGraph does not know."""
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+def test_types_that_are_not_allowed_are_refused_loudly(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    put(saver, config(), {"points": [Point(1, 2)], "deep": {"in": [Point(3, 4)]}})
+    with pytest.raises(UnsupportedFormat, match=r"test_langgraph\.Point") as raised:
+        saver.get_tuple(config())
+    assert "allow=" in str(raised.value.hint)
+    with pytest.raises(UnsupportedFormat):
+        list(saver.list(config()))
+    trusting = HoldfastSaver(home.store, allow=[Point])
+    expected = {"points": [Point(1, 2)], "deep": {"in": [Point(3, 4)]}}
+    assert latest(trusting).checkpoint["channel_values"] == expected
+    raw = HoldfastSaver(home.store, unknown="raw")
+    assert latest(raw).checkpoint["channel_values"]["points"] == [{"x": 1, "y": 2}]
+
+
+def test_nothing_is_imported_or_called_for_what_is_stored(saver: HoldfastSaver) -> None:
+    """A payload that names a function is not made by LangGraph; whoever put it there, it rests."""
+    evil = {"$ext": 0, "of": ["os", "system", "exit 1"]}
+    state = {"x": evil, "$checkpoint": {"v": 1}}
+    own = {"parent": None, "latest": "1", "highest": "1"}
+    meta = {"$langgraph": own, "$notes": 1}
+    saver.store.session("t", agent="langgraph").save(state, key="1", meta=meta)
+    with pytest.raises(UnsupportedFormat, match=r"os\.system"):
+        saver.get_tuple(config())
+
+
+def test_an_object_whose_class_has_changed_is_not_silently_a_dict(
+    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusting = HoldfastSaver(saver.store, allow=[Point])
+    put(trusting, config(), {"p": Point(1, 2)})
+    monkeypatch.setattr(Point, "__init__", lambda self: None)
+    with pytest.raises(UnsupportedFormat, match="cannot be made again"):
+        trusting.get_tuple(config())
+    monkeypatch.undo()
+    assert latest(trusting).checkpoint["channel_values"] == {"p": Point(1, 2)}
+
+
+TRICKY = [
+    None, True, 0, -1, 2**63, 1.5, float("inf"), "", "ü\n", b"bytes", bytearray(b"x"), [], {},
+    (1, 2), {"$ext": 5, "of": [1]}, {"$ext": 5, "of": b"x"}, {"$serde": "msgpack", "data": b"x"},
+    [{"$serde": "null", "data": b""}], {1: "int key", None: 2}, {"a": {"b": [{"c": (1,)}]}},
+    {1, 2}, HumanMessage("hi", id="1"), [HumanMessage("hi"), AIMessage("", tool_calls=[])],
+    {"deep": [HumanMessage("hi", additional_kwargs={"$ext": 1, "of": 2})]}, [[1], [[2]]], b"",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", TRICKY, ids=repr)
+def test_values_come_back_as_the_serializer_makes_them(saver: HoldfastSaver, value: Any) -> None:
+    plain = JsonPlusSerializer(allowed_msgpack_modules=None)
+    expected = plain.loads_typed(plain.dumps_typed(value))
+    at = put(saver, config(), {"value": value, "list": [value, value]}, why=value)
+    saver.put_writes(at, [("value", value)], "task")
+    found = latest(saver)
+    assert found.checkpoint["channel_values"] == {"value": expected, "list": [expected, expected]}
+    assert type(found.checkpoint["channel_values"]["value"]) is type(expected)
+    assert found.pending_writes == [("task", "value", expected)]
+    assert found.metadata["why"] == expected  # type: ignore[typeddict-item]
+
+
+def test_a_message_can_be_read_by_people(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"messages": [HumanMessage("Where is my luggage?")]})
+    session = saver.store.session("t")
+    assert [c.key for c in saver.store.find(text="luggage")] == ["00000000"]
+    assert session.load()["messages"][0]["of"][2]["content"] == "Where is my luggage?"
+
+
+def changes(message: AIMessage) -> list[Any]:
+    """Ways to change a message in place."""
+    return [
+        lambda: setattr(message, "content", "another"),
+        lambda: message.additional_kwargs.update(extra=1),
+        lambda: message.additional_kwargs["list"].append(3),
+        lambda: message.additional_kwargs["list"].__setitem__(0, True),  # equal to 1
+        lambda: message.tool_calls[0]["args"].update(city="Rome"),
+        lambda: message.additional_kwargs["deep"].update({"k": (1, [2])}),
+        lambda: message.__pydantic_extra__.update(new=1) if message.__pydantic_extra__ is not None
+        else setattr(message, "name", "n"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_a_message_that_was_changed_in_place_is_stored_changed(
+    saver: HoldfastSaver, which: int
+) -> None:
+    call: Any = {"name": "weather", "args": {"city": "Oslo"}, "id": "1", "type": "tool_call"}
+    message = AIMessage(
+        "first", tool_calls=[call], additional_kwargs={"list": [1, 2], "deep": {"k": (1, [1])}}
+    )
+    put(saver, config(), {"messages": [message]}, 1)
+    changes(message)[which]()
+    put(saver, config(id="00000001"), {"messages": [message]}, 2)
+    plain = JsonPlusSerializer()
+    expected = plain.loads_typed(plain.dumps_typed(message))
+    found = latest(saver).checkpoint["channel_values"]["messages"]
+    assert found == [expected]
+    assert repr(found) == repr([expected])  # 1 == True
+    before = latest(saver, config(id="00000001")).checkpoint["channel_values"]["messages"]
+    assert repr(before) != repr(found)
+
+
+def test_mutant_that_trusts_the_message_itself(
+    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values._Known, "is_same", lambda _: True)
+    with pytest.raises(AssertionError):
+        test_a_message_that_was_changed_in_place_is_stored_changed(saver, 0)
+
+
+def test_mutant_that_trusts_what_is_in_a_message(
+    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "_flatten", lambda _, out: out.append(None) or True)
+    with pytest.raises(AssertionError):
+        test_a_message_that_was_changed_in_place_is_stored_changed(saver, 1)
+
+
+def test_messages_are_serialized_once(saver: HoldfastSaver) -> None:
+    class Counting(JsonPlusSerializer):
+        count = 0
+
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            Counting.count += isinstance(obj, HumanMessage)
+            return super().dumps_typed(obj)
+
+    saver = HoldfastSaver(saver.store, serde=Counting())
+    messages: list[Any] = []
+    for n in range(1, 50):
+        messages = [*messages, HumanMessage(f"message {n}")]
+        put(saver, config(id=f"{n - 1:08}" if n > 1 else None), {"messages": messages}, n)
+    assert Counting.count == 49
+
+
+def test_a_copy_of_the_saver_with_an_allowlist_shares_the_store(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"p": Point(1, 2)})
+    clone: Any = saver.with_allowlist([(Point.__module__, "Point")])
+    assert latest(clone).checkpoint["channel_values"] == {"p": Point(1, 2)}
+    assert clone.store is saver.store
+    assert copy.copy(saver).store is saver.store
+
+
+# -- crashes -------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from langgraph.graph import START, END, StateGraph
+from holdfast.adapters.langgraph import HoldfastSaver
+from tests.adapters.graphs import Talk, CONFIG
+
+def step(state):
+    n = len(state["messages"])
+    if n == 300:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"messages": [("ai", f"message {n}")]}
+
+builder = StateGraph(Talk)
+builder.add_node("step", step)
+builder.add_edge(START, "step")
+builder.add_conditional_edges("step", lambda s: "step")
+graph = builder.compile(checkpointer=HoldfastSaver(sys.argv[1]))
+graph.invoke({"messages": [("human", "begin")]}, CONFIG | {"recursion_limit": 1000},
+             durability=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_killed_in_step_300(tmp_path: Path, durability: str) -> None:
+    path = tmp_path / "agents.db"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), durability],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with HoldfastSaver(path) as saver:
+        found = saver.get_tuple(graphs.CONFIG)
+        assert saver.store.verify().ok
+    messages = found.checkpoint["channel_values"]["messages"] if found else []
+    if durability == "sync":
+        assert len(messages) == 300
+    # With "async" LangGraph runs ahead of what it hands over: what is there is whole.
+    texts = ["begin", *(f"message {n}" for n in range(1, 300))]
+    assert [m.content for m in messages] == texts[: len(messages)]
