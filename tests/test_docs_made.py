@@ -151,8 +151,9 @@ def test_everything_public_is_in_the_api():
 
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
-    listed = re.findall(r": ([\w-]+\.md)$", menu, re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    listed = re.findall(r": ([\w/-]+\.md)$", menu, re.MULTILINE)
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in pages)
 
 
 def test_the_site_builds(tmp_path):

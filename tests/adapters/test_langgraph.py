@@ -9,20 +9,28 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from psycopg import sql
+from psycopg.rows import dict_row
 
 from holdfast import lineage
-from holdfast.adapters import langgraph_values as values
-from holdfast.adapters.langgraph import HoldfastSaver
+from holdfast.adapters.langgraph import HoldfastSaver, adopt, values
 from holdfast.errors import InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
+from tests import postgres
 from tests.adapters import graphs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.home import Home
@@ -440,12 +448,71 @@ def test_a_copy_of_the_saver_with_an_allowlist_shares_the_store(saver: HoldfastS
     assert copy.copy(saver).store is saver.store
 
 
+# -- threads of other savers ---------------------------------------------------------------------
+
+
+@contextmanager
+def others(kind: str, folder: Path) -> Iterator[BaseCheckpointSaver]:
+    if kind == "memory":
+        yield InMemorySaver()
+    elif kind == "sqlite":
+        with SqliteSaver.from_conn_string(str(folder / "theirs.db")) as theirs:
+            yield theirs
+    else:
+        name = sql.Identifier(f"theirs {os.getpid()}")
+        with psycopg.connect(
+            postgres.server_url(), autocommit=True, row_factory=dict_row
+        ) as link:  # fmt: skip
+            link.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+            link.execute(sql.SQL("SET search_path TO {}").format(name))
+            saver = PostgresSaver(link)
+            saver.setup()
+            yield saver
+            link.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(name))
+
+
+def shown(saver: BaseCheckpointSaver) -> list[Any]:
+    """All that a saver lists, in an order of its own."""
+    found = [
+        (
+            t.config["configurable"], t.checkpoint, t.metadata,
+            (t.parent_config or config())["configurable"].get("checkpoint_id"), t.pending_writes,
+        )
+        for t in saver.list(None)
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: sorted(map(str, row[0].values())))
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+def test_threads_of_another_saver_are_adopted(sqlite: Home, tmp_path: Path, kind: str) -> None:
+    with others(kind, tmp_path) as theirs:
+        for n, run in enumerate([graphs.tools, graphs.subgraph, graphs.forked, graphs.delta]):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(graphs, "CONFIG", {"configurable": {"thread_id": f"t{n}"}})
+                run(theirs, "sync")
+        saver = HoldfastSaver(sqlite.store)
+        count = len([*theirs.list(None)])
+        assert adopt(theirs, saver) == count > 30
+        assert shown(saver) == shown(theirs)
+        assert adopt(theirs, saver) == 0
+        assert len([*saver.list(None)]) == count
+
+
+def test_mutant_that_forgets_writes(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = InMemorySaver()
+    graphs.waiting(theirs, "sync")
+    monkeypatch.setattr(HoldfastSaver, "put_writes", lambda *_: None)
+    saver = HoldfastSaver(sqlite.store)
+    adopt(theirs, saver)
+    assert shown(saver) != shown(theirs)
+
+
 # -- crashes -------------------------------------------------------------------------------------
 
 KILLED = """
 import os, signal, sys
 from langgraph.graph import START, END, StateGraph
-from holdfast.adapters.langgraph import HoldfastSaver
+from holdfast.adapters.langgraph import HoldfastSaver, adopt
 from tests.adapters.graphs import Talk, CONFIG
 
 def step(state):

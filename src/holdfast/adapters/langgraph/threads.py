@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from holdfast.adapters.langgraph_values import Encoder, decode, pack
+from holdfast.adapters.langgraph.values import Encoder, decode, pack
 from holdfast.codec.records import MAX_SEQ
 from holdfast.errors import (
     CheckpointNotFound,

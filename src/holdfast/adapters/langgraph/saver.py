@@ -1,13 +1,4 @@
-"""LangGraph on holdfast: `graph = builder.compile(checkpointer=HoldfastSaver("agents.db"))`.
-
-A thread is a session, and so is each namespace of a subgraph, as the thread's child. A channel is a
-key of the state, and a list is stored item by item: what a step costs is what it added. LangGraph's
-checkpoint ids are keys of checkpoints; the latest is the highest of the line that the session is
-on, so a session that was rewound goes on from there. Writes that are pending are notes of their
-checkpoint. Two that continue the same checkpoint become siblings.
-
-States of one `list` share their messages: do not change these in place.
-"""
+"""The saver: LangGraph's interface over lines of checkpoints."""
 
 from __future__ import annotations
 
@@ -27,8 +18,8 @@ from langgraph.checkpoint.base import (
 )
 
 from holdfast.adapters.hosting import Host
-from holdfast.adapters.langgraph_threads import AGENT, OURS, REST, Line, Pending, Where, own_of
-from holdfast.adapters.langgraph_values import Decoder, StrictSerializer, decode, encode
+from holdfast.adapters.langgraph.threads import AGENT, OURS, REST, Line, Pending, Where, own_of
+from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
 from holdfast.errors import InvalidRequest, SessionNotFound
 from holdfast.runs import notes
 
@@ -380,6 +371,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return await self._host.call(call, config=config, channels=channels)
 
     # -- lines ---------------------------------------------------------------------------------
+
+    def has(self, where: Where, id: str) -> bool:
+        return self._line(where).find(id) is not None
 
     def _line(self, where: Where) -> Line:
         with self._lock:
