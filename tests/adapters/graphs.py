@@ -54,7 +54,7 @@ def tools(saver: Any, durability: Any) -> Any:
     builder.add_edge(START, "model")
     builder.add_conditional_edges("model", _more)
     builder.add_edge("tools", "model")
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     for n in range(2):
         asked = [HumanMessage(f"And now? {n}", id=f"h{n}")]
         graph.invoke({"messages": asked}, CONFIG, durability=durability)
@@ -80,7 +80,7 @@ def subgraph(saver: Any, durability: Any) -> Any:
     outer.add_edge(START, "begin")
     outer.add_edge("begin", "inner")
     outer.add_edge("inner", "end")
-    graph = outer.compile(checkpointer=saver)
+    graph: Any = outer.compile(checkpointer=saver)
     graph.invoke({"steps": ["input"]}, CONFIG, durability=durability)
     graph.invoke(Command(resume="yes"), CONFIG, durability=durability)
     return graph
@@ -93,7 +93,7 @@ def waiting(saver: Any, durability: Any) -> Any:
     builder.add_node("ask", lambda _: {"steps": [interrupt({"really": [1, 2]})]})
     builder.add_edge(START, "one")
     builder.add_edge(START, "ask")
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     graph.invoke({"steps": []}, CONFIG, durability=durability)
     return graph
 
@@ -123,7 +123,7 @@ def fanned(saver: Any, durability: Any) -> Any:
     builder.add_conditional_edges(
         "split", lambda s: [Send("work", {"n": n}) for n in s["todo"]], ["work"]
     )
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     graph.invoke({"todo": [1, 2, 3, 4], "done": []}, CONFIG, durability=durability)
     return graph
 
@@ -143,7 +143,7 @@ def delta(saver: Any, durability: Any) -> Any:
     builder.add_node("add", lambda s: {"log": [f"turn {s['turn']}"], "turn": s["turn"] + 1})
     builder.add_edge(START, "add")
     builder.add_conditional_edges("add", lambda s: END if s["turn"] % 5 == 0 else "add")
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     for _ in range(2):
         state = graph.get_state(CONFIG).values
         turn = state.get("turn", 0)
@@ -167,7 +167,7 @@ def typed(saver: Any, durability: Any) -> Any:
     builder = StateGraph(State)
     builder.add_node("add", lambda _: {"people": [Person("Ada", 36)], "best": Person("Eve", 5)})
     builder.add_edge(START, "add")
-    graph = builder.compile(checkpointer=saver)
+    graph: Any = builder.compile(checkpointer=saver)
     graph.invoke({"people": [Person("Bob", 7)]}, CONFIG, durability=durability)
     return graph
 

@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
 )
 
 from holdfast.adapters.hosting import Host
+from holdfast.adapters.langgraph.pacing import Pace, number_of
 from holdfast.adapters.langgraph.threads import AGENT, OURS, REST, Line, Pending, Where, own_of
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
 from holdfast.errors import InvalidRequest, SessionNotFound
@@ -66,6 +67,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     ) -> None:
         super().__init__(serde=serde or StrictSerializer(allow, unknown))
         self._host = Host(store)
+        self._pace = Pace()
         self._lock = threading.Lock()
         self._lines: OrderedDict[Where, Line] = OrderedDict()
 
@@ -93,8 +95,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         await self.aclose()
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
-        number = int(str(current).split(".")[0]) if current is not None else 0
-        return f"{number + 1:032}.{random.random():016}"
+        apart = random.random()  # tells siblings apart
+        following = f"{number_of(current) + 1:032}.{apart:016}"
+        self._pace.step(current, following)
+        return following
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -217,7 +221,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             meta[_OTHER] = other
         state = line.encode(self.serde, values)
         state[REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
-        line.save(id, parent, state, meta, metadata.get("source"))
+        with self._pace.saving(checkpoint["channel_versions"]):
+            line.save(id, parent, state, meta, metadata.get("source"))
         return {"configurable": {**where.config(id)["configurable"], "thread_id": _thread(config)}}
 
     def put_writes(
