@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from holdfast.errors import InvalidRequest
 from holdfast.store import Store
 from holdfast.store import open as open_store
-from holdfast.workers import Workers
+from holdfast.workers import Lane, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +42,10 @@ class Host:
         """Call it in a worker. If this is cancelled, a call that has begun comes to its end."""
         return await self._workers.call(function, *args, **kwargs)
 
+    def lane(self) -> Lane:
+        """Calls that run one after the other."""
+        return Lane(self._workers)
+
     def close(self) -> None:
         """Where no loop is running. Idempotent."""
         if self._opened:
@@ -49,3 +54,17 @@ class Host:
     async def aclose(self) -> None:
         """Calls made before are finished; later ones raise InvalidRequest. Idempotent."""
         await self._workers.close(self.close)
+
+
+async def finished(call: Coroutine[Any, Any, T]) -> T:
+    """Wait for the end of a call also when cancelled, even one that has not begun yet."""
+    task = asyncio.ensure_future(call)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as e:
+            cancelled = e
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    return task.result()
