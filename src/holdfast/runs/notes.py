@@ -44,14 +44,19 @@ class Notes:
                 self._first.popitem(last=False)
         journal.note({**facts, "what": NOTE, "key": key})
 
-    def first(self, key: str) -> int:
-        """The entry from which on the notes of this key are: those put here, and all to come."""
-        try:
-            after = self._there().next
-        except SessionNotFound:
-            after = 1
+    def first(self, key: str, *, known: bool = False) -> int:
+        """The entry from which on the notes of this key are: those put here, and all to come.
+
+        `known` is for whoever is certain that the session is the one that was here last.
+        """
+        journal = self._journal
+        if journal is None or not known:
+            try:
+                journal = self._there()
+            except SessionNotFound:
+                return 1
         with self._lock:
-            return min(self._first.get(key, after), after)
+            return min(self._first.get(key, journal.next), journal.next)
 
     def read(
         self, low: int, high: int = records.MAX_SEQ

@@ -19,7 +19,17 @@ from langgraph.checkpoint.base import (
 
 from holdfast.adapters.hosting import Host
 from holdfast.adapters.langgraph.pacing import Pace, number_of
-from holdfast.adapters.langgraph.threads import AGENT, OURS, REST, Line, Pending, Where, own_of
+from holdfast.adapters.langgraph.threads import (
+    AGENT,
+    DELTA,
+    OTHER,
+    OURS,
+    REST,
+    Line,
+    Pending,
+    Where,
+    own_of,
+)
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
 from holdfast.errors import InvalidRequest, SessionNotFound
 from holdfast.runs import notes
@@ -42,8 +52,6 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint
     from holdfast.store import Store
 
-_OTHER = "$other"
-"""The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
 _PLAIN = (str, int, float, bool, type(None))
 _LINES = 256
 _PAGE = 16
@@ -161,7 +169,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     def _metadata(self, checkpoint: Checkpoint) -> Any:
         meta = {**checkpoint.meta}
-        other = meta.pop(_OTHER, {})
+        other = meta.pop(OTHER, {})
         for name in (OURS, notes.FROM):
             meta.pop(name)
         return meta | {name: decode(self.serde, value) for name, value in other.items()}
@@ -213,12 +221,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             raise InvalidRequest(f"a channel may not be called {REST!r}")
         meta, other = {}, {}
         for name, value in get_checkpoint_metadata(config, metadata).items():
-            if type(value) in _PLAIN and name not in (OURS, _OTHER, notes.FROM):
+            if type(value) in _PLAIN and name not in (OURS, OTHER, notes.FROM):
                 meta[name] = value
             else:
                 other[name] = encode(self.serde, value, f"metadata.{name}")
         if other:
-            meta[_OTHER] = other
+            meta[OTHER] = other
         state = line.encode(self.serde, values)
         state[REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
         with self._pace.saving(checkpoint["channel_versions"]):
@@ -275,7 +283,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         """The latest, and its ancestors up to where each of its delta channels has a value."""
         at = line.latest()
         kept = {at.id} if at else set()
-        open_ = set(self._metadata(at).get("counters_since_delta_snapshot") or ()) if at else set()
+        open_ = set(self._metadata(at).get(DELTA) or ()) if at else set()
         while at is not None:
             kept.add(at.id)
             open_ -= line.session.load(at.id).keys()

@@ -36,6 +36,10 @@ REST = "$checkpoint"
 """The key of a state that holds what a checkpoint has beside its channels."""
 OURS = "$langgraph"
 """The key of a checkpoint's meta that holds what LangGraph does not ask for."""
+OTHER = "$other"
+"""The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
+DELTA = "counters_since_delta_snapshot"
+"""The metadata that a checkpoint with delta channels has."""
 _NOTHING = object()
 
 
@@ -165,7 +169,7 @@ class Line:
         fields: Fields = {
             "key": id,
             "trigger": trigger,
-            "meta": {**meta, OURS: own, notes.FROM: self.notes.first(id)},
+            "meta": {**meta, OURS: own, notes.FROM: self.notes.first(id, known=last is not None)},
         }
         grown = deltas(last.state, state) if last is not None else None
         if grown is not None:
@@ -175,6 +179,7 @@ class Line:
         self._last = Last(id, max(id, latest), max(id, highest), state)
 
     def note(self, id: str, facts: dict[str, Any]) -> None:
+        """Durable when this returns."""
         while True:
             try:
                 self.notes.put(id, facts)

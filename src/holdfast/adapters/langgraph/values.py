@@ -30,6 +30,7 @@ _FUNCTIONS = {("re", "compile")}
 """Names of what makes a value, but is not its type."""
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _END = object()
+_is = operator.is_
 
 
 class _Object(NamedTuple):
@@ -162,7 +163,8 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[int, _Known]] = {}
+        self._known: dict[str, tuple[list[_Known], list[Any]]] = {}
+        """Of each channel the items of the last list, and what they were encoded to."""
 
     def channels(self, serde: SerializerProtocol, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._channel(serde, name, value) for name, value in values.items()}
@@ -170,25 +172,31 @@ class Encoder:
     def _channel(self, serde: SerializerProtocol, name: str, value: Any) -> Any:
         if type(value) is not list:
             return encode(serde, value, name)
-        known, now = self._known.get(name, {}), dict[int, _Known]()
-        encoded = []
-        for n, item in enumerate(value):
-            found = known.get(id(item))
+        known, encoded = self._known.get(name, ([], []))
+        count = 0
+        for item, before in zip(value, known, strict=False):
+            if before.item is not item or not before.is_same():
+                break
+            count += 1
+        others = {id(before.item): before for before in known[count:]}
+        known, encoded = known[:count], encoded[:count]
+        for n, item in enumerate(value[count:], count):
+            found = others.get(id(item))
             if found is None or not found.is_same():
                 found = _Known(item, encode(serde, item, f"{name}[{n}]"))
-            now[id(item)] = found
+            known.append(found)
             encoded.append(found.encoded)
-        self._known[name] = now
-        return encoded
+        self._known[name] = (known, encoded)
+        return encoded[:]
 
 
 class _Known:
     """An item as it was when it was encoded. It is held, so that its id stays its own."""
 
-    __slots__ = ("_empty", "_full", "_item", "_kind", "_message", "_parts", "encoded")
+    __slots__ = ("_empty", "_full", "_kind", "_message", "_parts", "encoded", "item")
 
     def __init__(self, item: Any, encoded: Any) -> None:
-        self._item, self.encoded = item, encoded
+        self.item, self.encoded = item, encoded
         self._kind, self._parts = type(item), _parts(item)
         self._message = _is_message(self._kind)
         self._empty: list[Any] = []
@@ -206,14 +214,14 @@ class _Known:
                     self._empty.append(part)
 
     def is_same(self) -> bool:
-        item, before = self._item, self._parts
+        item, before = self.item, self._parts
         if before is None or type(item) is not self._kind:
             return False
         if self._message:
             now = [*item.__dict__.values(), item.__pydantic_extra__]
         else:
             now = _parts(item) or []
-        if any(self._empty) or not _identical(before, now):
+        if len(now) != len(before) or any(self._empty) or not all(map(_is, now, before)):
             return False
         for part, before in self._full:
             now = []
@@ -223,7 +231,7 @@ class _Known:
 
 
 def _identical(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(map(operator.is_, a, b))
+    return len(a) == len(b) and all(map(_is, a, b))
 
 
 _messages: dict[type, bool] = {}
