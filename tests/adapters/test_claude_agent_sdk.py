@@ -238,7 +238,7 @@ def test_what_is_cancelled_comes_to_its_end(sqlite: Home, method):
         store = HoldfastSessionStore(sqlite.store)
         await store.append(KEY, [entry(1)])
         let_go = threading.Event()
-        busy = [asyncio.ensure_future(store._host.call(let_go.wait)) for _ in range(16)]
+        busy = [asyncio.ensure_future(store.host.call(let_go.wait)) for _ in range(16)]
         await asyncio.sleep(0)
         call = store.append(KEY, [entry(2)]) if method == "append" else store.delete(KEY)
         task = asyncio.ensure_future(call)

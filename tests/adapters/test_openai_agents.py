@@ -834,7 +834,7 @@ async def test_what_is_cancelled_comes_to_its_end(sqlite: Home, name):
     session = HoldfastSession("s", sqlite.store)
     await session.add_items([said("a")])
     let_go = threading.Event()
-    busy = [asyncio.ensure_future(session._host.call(let_go.wait)) for _ in range(16)]
+    busy = [asyncio.ensure_future(session.host.call(let_go.wait)) for _ in range(16)]
     await asyncio.sleep(0)
     task = asyncio.ensure_future(mutate(session))
     try:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from claude_agent_sdk import SessionStore, fold_session_summary
 
-from holdfast.adapters.hosting import Host, finished
+from holdfast.adapters.hosting import Host, Hosted, finished
 from holdfast.errors import HeadMoved, InvalidRequest, NotFound, SessionNotFound
 from holdfast.model import Usage
 from holdfast.workers import Lane
@@ -48,7 +48,7 @@ _LOGS = 512
 """Transcripts whose entries' ids are remembered."""
 
 
-class HoldfastSessionStore(SessionStore):
+class HoldfastSessionStore(Hosted, SessionStore):
     """Keeps transcripts in a store: one that was given, or a URL, which is opened and closed.
 
     What was appended is durable when append() returns, and is there once: an entry whose `uuid` the
@@ -58,32 +58,8 @@ class HoldfastSessionStore(SessionStore):
     def __init__(
         self, store: Store | str | os.PathLike[str], *, agent: str | None = "claude"
     ) -> None:
-        self._host, self._agent = Host(store), agent
+        self.host, self._agent = Host(store), agent
         self._logs: dict[str, _Log] = {}
-
-    @property
-    def store(self) -> Store:
-        return self._host.store
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Where no loop is running. Idempotent."""
-        self._host.close()
-
-    async def aclose(self) -> None:
-        """Idempotent. What was called before is finished."""
-        await self._host.aclose()
 
     # -- the protocol --------------------------------------------------------------------------
 
@@ -95,25 +71,25 @@ class HoldfastSessionStore(SessionStore):
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """None for a key that was never written, or is deleted."""
         name = _name(key)
-        entries = await self._host.call(lambda: _entries(self.store.session(name)))
+        entries = await self.host.call(lambda: _entries(self.store.session(name)))
         return cast("list[SessionStoreEntry] | None", entries)
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
         """`mtime` is when the newest checkpoint was taken; 0 if that is damaged."""
-        found = await self._host.call(lambda: [*self._mains(project_key)])
+        found = await self.host.call(lambda: [*self._mains(project_key)])
         return [{"session_id": id, "mtime": _mtime(info.head)} for id, info in found]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        return await self._host.call(self._summaries, project_key)
+        return await self.host.call(self._summaries, project_key)
 
     async def delete(self, key: SessionKey) -> None:
         """Subagents' transcripts go with the main one. undo() brings each back, until gc()."""
         name, main = _name(key), key.get("subpath") is None
-        await finished(self._host.call(self._delete, name, main))
+        await finished(self.host.call(self._delete, name, main))
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         prefix = _name(key) + "/"
-        infos = await self._host.call(lambda: [*self._under(prefix)])
+        infos = await self.host.call(lambda: [*self._under(prefix)])
         return [info.name[len(prefix) :] for info in infos if info.head or info.damaged]
 
     # -- behind it -----------------------------------------------------------------------------
@@ -123,7 +99,7 @@ class HoldfastSessionStore(SessionStore):
         log = self._logs.pop(name, None)
         if log is None:
             main = None if key.get("subpath") is None else _join(key)
-            log = _Log(self.store, name, self._agent, main, self._host.lane())
+            log = _Log(self.store, name, self._agent, main, self.host.lane())
             for old in [n for n, kept in self._logs.items() if not kept.lane.calls][:-_LOGS]:
                 del self._logs[old]
         self._logs[name] = log  # the last one used is the last to go

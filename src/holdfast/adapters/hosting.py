@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from holdfast.errors import InvalidRequest
 from holdfast.store import Store
@@ -54,6 +55,46 @@ class Host:
     async def aclose(self) -> None:
         """Calls made before are finished; later ones raise InvalidRequest. Idempotent."""
         await self._workers.close(self.close)
+
+
+class Closing(ABC):
+    """What closes at the end of `with` or `async with`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+class Hosted(Closing):
+    """An adapter on a store of its own, or on one that was given."""
+
+    host: Host
+
+    @property
+    def store(self) -> Store:
+        return self.host.store
+
+    def close(self) -> None:
+        """Close the store if it was opened here. Where no loop is running. Idempotent."""
+        self.host.close()
+
+    async def aclose(self) -> None:
+        """Close the store if it was opened here, when calls made before are finished."""
+        await self.host.aclose()
 
 
 async def finished(call: Coroutine[Any, Any, T]) -> T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from agents import ItemHelpers, Runner, RunState, SessionSettings
 from agents.lifecycle import RunHooksBase
 from agents.tool_context import ToolContext
 
-from holdfast.adapters.hosting import Host, finished
+from holdfast.adapters.hosting import Host, Hosted, finished
 from holdfast.adapters.openai_book import Book, PendingCall, calls_in, decoded, newest
 from holdfast.errors import InvalidRequest
 from holdfast.model import ToolCall
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class HoldfastSession:
+class HoldfastSession(Hosted):
     """A conversation in a store: one that was given, or a URL, which is opened and closed.
 
     What a method has written is durable when it returns; one that is cancelled comes to its end
@@ -66,34 +66,18 @@ class HoldfastSession:
         self, id: str, host: Host, agent: str | None, settings: SessionSettings | None
     ) -> None:
         self.session_id, self.session_settings = id, settings
-        self._host, self._lane = host, host.lane()
+        self.host, self._lane = host, host.lane()
         self._book = Book(host.store, id, agent)
-
-    @property
-    def store(self) -> Store:
-        return self._host.store
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
 
     def close(self) -> None:
         """Where no loop is running. Idempotent; for a fork, nothing."""
         if not self._borrowed:
-            self._host.close()
+            self.host.close()
 
     async def aclose(self) -> None:
         """Idempotent. What was called before is finished."""
         if not self._borrowed:
-            await self._host.aclose()
+            await self.host.aclose()
 
     # -- the protocol --------------------------------------------------------------------------
 
@@ -159,7 +143,7 @@ class HoldfastSession:
         """A new session that begins as this one is at `at` (now). It lives as long as this one."""
         await self._finish(self._book.fork, new_id, at)
         other = HoldfastSession.__new__(HoldfastSession)
-        other._set_up(new_id, self._host, self._book.agent, self.session_settings)
+        other._set_up(new_id, self.host, self._book.agent, self.session_settings)
         other._borrowed = True
         return other
 

@@ -10,7 +10,7 @@ import datetime as dt
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.conversation import Conversation
@@ -25,7 +25,7 @@ from pydantic_ai.usage import RunUsage
 
 from holdfast import ids, lineage
 from holdfast.adapters.forking import fork_with
-from holdfast.adapters.hosting import Host
+from holdfast.adapters.hosting import Host, Hosted
 from holdfast.effects import forward
 from holdfast.errors import (
     HeadMoved,
@@ -76,7 +76,7 @@ class Noted(NamedTuple):
         return {_META: {"record": record, "run": run, "usage": _USAGE.dump_python(self.usage)}}
 
 
-class HoldfastConversationStore(ConversationStore):
+class HoldfastConversationStore(Hosted, ConversationStore):
     """Conversations in a store, each entry written once; durable when a call returns.
 
     A conversation deleted here is hidden at once, with its entries, and `undo` brings it back until
@@ -88,20 +88,6 @@ class HoldfastConversationStore(ConversationStore):
         self._lock = threading.Lock()
         self._homes: dict[str, str] = {}
         """Of the entries that were read about last: which conversation has them."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the store if it was opened here. Where no loop is running."""
-        self.host.close()
-
-    async def aclose(self) -> None:
-        """Close the store if it was opened here, when calls made before are finished."""
-        await self.host.aclose()
 
     async def load(
         self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
@@ -174,7 +160,7 @@ class HoldfastConversationStore(ConversationStore):
     # -- in a worker ---------------------------------------------------------------------------
 
     def session(self, conversation_id: str, agent: str | None = None) -> Session:
-        return self.host.store.session(conversation_id, agent=agent)
+        return self.store.session(conversation_id, agent=agent)
 
     def look(self, session: Session, head: Checkpoint | None = None) -> Noted:
         """What is stored. Raises InvalidRequest if the session is of something else."""
@@ -198,7 +184,7 @@ class HoldfastConversationStore(ConversationStore):
 
     def _all(self) -> list[tuple[str, Noted]]:
         found = []
-        for info in self.host.store.sessions():
+        for info in self.store.sessions():
             noted = info.head and _read(self.session(info.name), info.head)
             if noted:
                 found.append((info.name, noted))
@@ -311,7 +297,7 @@ class HoldfastConversationStore(ConversationStore):
             if head is None or noted.record is None or noted.record.revision != expected:
                 raise ConversationConflict(conversation_id)
             try:
-                operator = Operator(Writer(self.host.store, conversation_id))
+                operator = Operator(Writer(self.store, conversation_id))
                 operator.run("delete", partial(_delete_at, head=head.id))
                 return
             except (_Moved, SessionNotFound):

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strands import Agent
 from strands.hooks import MessageAddedEvent
@@ -21,7 +21,7 @@ from strands.storage import Storage
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from holdfast.adapters.forking import fork_with
-from holdfast.adapters.hosting import Host
+from holdfast.adapters.hosting import Closing, Host, Hosted
 from holdfast.errors import (
     HeadMoved,
     HoldfastError,
@@ -59,7 +59,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 _HISTORY, _LATEST = "immutable_history/", "snapshot_latest.json"
 
 
-class HoldfastStorage(Storage):
+class HoldfastStorage(Hosted, Storage):
     """A strands Storage: each key is a session of that name, each write a checkpoint of it.
 
     JSON is stored as the value that it stands for, so that a write costs what changed; what is read
@@ -69,20 +69,6 @@ class HoldfastStorage(Storage):
 
     def __init__(self, store: Store | str | os.PathLike[str]) -> None:
         self.host = Host(store)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the store if it was opened here. Where no loop is running."""
-        self.host.close()
-
-    async def aclose(self) -> None:
-        """Close the store if it was opened here, when calls made before are finished."""
-        await self.host.aclose()
 
     async def write(self, key: str, data: bytes) -> None:
         await self.host.call(self._write, key, data)
@@ -99,7 +85,7 @@ class HoldfastStorage(Storage):
 
     def session(self, key: str) -> Session:
         """The session behind a key. Raises InvalidRequest if it is not of this storage."""
-        session = self.host.store.session(key, agent=_agent(key))
+        session = self.store.session(key, agent=_agent(key))
         head = session.head
         if head is not None and _style(session, head) is None:
             raise InvalidRequest(
@@ -154,18 +140,18 @@ class HoldfastStorage(Storage):
 
     def _list(self, prefix: str) -> builtins.list[str]:
         keys = []
-        if prefix and (head := (exact := self.host.store.session(prefix)).head) is not None:
+        if prefix and (head := (exact := self.store.session(prefix)).head) is not None:
             keys += [prefix] if _style(exact, head) is not None else []
-        for info in self.host.store.sessions(after=prefix or None):
+        for info in self.store.sessions(after=prefix or None):
             if not info.name.startswith(prefix):
                 break
-            session = self.host.store.session(info.name)
+            session = self.store.session(info.name)
             if info.head is not None and _style(session, info.head) is not None:
                 keys.append(info.name)
         return sorted(keys)
 
 
-class HoldfastSessionManager(SnapshotSessionManager):
+class HoldfastSessionManager(Closing, SnapshotSessionManager):
     """A SnapshotSessionManager on holdfast that keeps each message and each tool's result.
 
     A restored agent that is called without a prompt goes on where it was: of the tools that the
@@ -185,18 +171,6 @@ class HoldfastSessionManager(SnapshotSessionManager):
         self._journals: dict[str, _Journal] = {}
         self._failed: HoldfastError | None = None
         super().__init__(session_id, storage=self.storage, save_latest_on=save_latest_on, **options)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the store if it was opened here. Where no loop is running."""

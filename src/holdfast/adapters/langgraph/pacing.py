@@ -43,7 +43,7 @@ class Pace:
             self._courses[following] = course
             while len(self._courses) > _RECENT:
                 self._courses.popitem(last=False)
-            if asyncio._get_running_loop() is None:  # a loop must not stand still
+            if not _on_a_loop():  # which must not stand still
                 while course.coming and course.asked - course.saved > AHEAD:
                     if not self._moved.wait(_PATIENCE):
                         course.coming = False
@@ -69,3 +69,11 @@ class Pace:
 def number_of(version: str | float | None) -> int:
     """The number that counts in a version of any saver."""
     return int(str(version).partition(".")[0]) if version is not None else 0
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from holdfast.adapters.hosting import Host
+from holdfast.adapters.hosting import Host, Hosted
 from holdfast.adapters.langgraph.pacing import Pace, number_of
 from holdfast.adapters.langgraph.threads import (
     AGENT,
@@ -57,7 +57,7 @@ _LINES = 256
 _PAGE = 16
 
 
-class HoldfastSaver(BaseCheckpointSaver[str]):
+class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
     """Sync and async, and safe for threads.
 
     Types that LangGraph does not know as safe must be allowed by name, or reading them is refused;
@@ -74,33 +74,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde or StrictSerializer(allow, unknown))
-        self._host = Host(store)
+        self.host = Host(store)
         self._pace = Pace()
         self._lock = threading.Lock()
         self._lines: OrderedDict[Where, Line] = OrderedDict()
-
-    @property
-    def store(self) -> Store:
-        return self._host.store
-
-    def close(self) -> None:
-        """Close the store, if it was opened here. Idempotent."""
-        self._host.close()
-
-    async def aclose(self) -> None:
-        await self._host.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         apart = random.random()  # tells siblings apart
@@ -332,7 +309,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     # -- the same for asyncio ------------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await self._host.call(self.get_tuple, config)
+        return await self.host.call(self.get_tuple, config)
 
     async def alist(
         self,
@@ -343,7 +320,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         found = self.list(config, filter=filter, before=before, limit=limit)
-        while page := await self._host.call(lambda: [*islice(found, _PAGE)]):
+        while page := await self.host.call(lambda: [*islice(found, _PAGE)]):
             for each in page:
                 yield each
 
@@ -354,7 +331,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await self._host.call(self.put, config, checkpoint, metadata, new_versions)
+        return await self.host.call(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self,
@@ -363,25 +340,25 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        await self._host.call(self.put_writes, config, writes, task_id, task_path)
+        await self.host.call(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        await self._host.call(self.delete_thread, thread_id)
+        await self.host.call(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        await self._host.call(self.delete_for_runs, run_ids)
+        await self.host.call(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        await self._host.call(self.copy_thread, source_thread_id, target_thread_id)
+        await self.host.call(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        await self._host.call(self.prune, thread_ids, strategy=strategy)
+        await self.host.call(self.prune, thread_ids, strategy=strategy)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         call = self.get_delta_channel_history
-        return await self._host.call(call, config=config, channels=channels)
+        return await self.host.call(call, config=config, channels=channels)
 
     # -- lines ---------------------------------------------------------------------------------
 
