@@ -86,6 +86,15 @@ def test_something_that_is_no_store(wrong: Any) -> None:
         HoldfastSaver(wrong)
 
 
+def test_a_database_of_somebody_else(tmp_path: Path) -> None:
+    with SqliteSaver.from_conn_string(str(tmp_path / "theirs.db")) as theirs:
+        theirs.setup()
+    before = (tmp_path / "theirs.db").read_bytes()
+    with pytest.raises(UnsupportedFormat, match="no holdfast store"):
+        HoldfastSaver(tmp_path / "theirs.db")
+    assert (tmp_path / "theirs.db").read_bytes() == before
+
+
 def test_a_session_of_somebody_else(saver: HoldfastSaver) -> None:
     theirs = saver.store.session("t")
     theirs.save({"not": "ours"})
