@@ -133,16 +133,19 @@ class Tree:
         """The number below which no entry of the journal matters any more.
 
         What is in doubt stays, and the calls of turns of which a checkpoint stays; and so do the
-        notes of a checkpoint that stays, and the last entry, behind which theirs are numbered.
+        notes of a checkpoint that stays or may be yet to come, and the last entry, behind which
+        theirs are numbered.
         """
         last = reader.last_entry(self.session)
         if not last:
             return 0
         turns: dict[str, int] = {}
         kept: list[int] = []
+        keys: set[str | None] = set()
         for seq, known in self._known.items():
             if known.record is None:
                 return 0
+            keys.add(known.record.extra.get("key"))
             run, turn, _ = known.record.extra.get("run", ("", 0, None))
             if seq not in going:
                 turns[run] = min(turn, turns.get(run, turn))
@@ -153,9 +156,11 @@ class Tree:
             lease = reader.lease(self.session)
             if lease is not None and (held := Held.read(lease)).open:
                 turns[held.run] = 0
-            calls = all_calls(read(reader, self.session)).all.values()
+            early = notes.Early(keys)
+            calls = all_calls(early.watch(read(reader, self.session))).all.values()
         except UNREADABLE:
             return 0
+        kept += early.numbers
         kept += [
             call.number
             for call in calls

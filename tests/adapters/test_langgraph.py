@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
+from langgraph.types import Send
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -306,6 +309,91 @@ def test_a_delta_channel_survives_pruning(home: Home) -> None:
     assert graph.get_state(graphs.CONFIG).values == before
 
 
+def channels(saver: HoldfastSaver, where: Any = None) -> dict[str, Any]:
+    return latest(saver, where).checkpoint["channel_values"]
+
+
+def test_what_a_saver_remembers_is_not_older_than_its_session(home: Home) -> None:
+    """After deletions, its own and others', a state is what was put, not that plus a delta."""
+    saver, other = HoldfastSaver(home.store), HoldfastSaver(home.another())
+    put(saver, config(), {"log": ["a"]}, 1, run_id="one")
+    put(saver, config(id="00000001"), {"log": ["a", "b"]}, 2, run_id="two")
+    saver.delete_for_runs(["two"])
+    put(saver, config(id="00000002"), {"log": ["a", "b", "c"]}, 3)
+    assert channels(saver) == {"log": ["a", "b", "c"]}
+    put(other, config(id="00000003"), {"log": ["x", "y"]}, 4)
+    saver.prune(["t"])
+    put(saver, config(id="00000003"), {"log": ["a", "b", "c", "d"]}, 5)
+    assert channels(saver) == channels(other) == {"log": ["a", "b", "c", "d"]}
+    other.delete_thread("t")
+    home.store.gc()
+    saver.put_writes(config(id="00000005"), [("early", 1)], "task")
+    put(saver, config(id="00000005"), {"log": ["a", "b", "c", "d", "e"]}, 6)
+    assert channels(saver) == channels(other) == {"log": ["a", "b", "c", "d", "e"]}
+
+
+def test_writes_after_somebody_else_has_deleted_the_thread(home: Home) -> None:
+    saver, other = HoldfastSaver(home.store), HoldfastSaver(home.another())
+    for n in range(1, 4):
+        saver.put_writes(put(saver, config(), {"n": n}, n), [("a", n)], "task")
+    other.delete_thread("t")
+    put(saver, config(id="00000003"), {"n": 4}, 4)
+    at = put(saver, config(id="00000004"), {"n": 5}, 5)
+    saver.put_writes(at, [("a", 5)], "task")
+    for each in (saver, other):
+        assert latest(each).pending_writes == [("task", "a", 5)]
+
+
+def test_pruning_beside_a_put(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, other = HoldfastSaver(home.store), HoldfastSaver(home.another())
+    for n in (1, 2):
+        put(saver, config(), {"n": n}, n, run_id="old")
+    all_, late = Line.all, [3, 4]
+
+    def beside(self: Line, **options: Any) -> Any:
+        found = [*all_(self, **options)]
+        if late:
+            n = late.pop(0)
+            monkeypatch.undo()
+            put(other, config(), {"n": n}, n, run_id="new")
+            monkeypatch.setattr(Line, "all", beside)
+        return iter(found)
+
+    monkeypatch.setattr(Line, "all", beside)
+    saver.delete_for_runs(["old"])
+    monkeypatch.undo()
+    assert channels(saver) == {"n": 4}
+    assert ids(saver) == ["00000004", "00000003"]
+
+
+def test_pruning_a_thread_that_is_only_beginning(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    saver.put_writes(config(id="00000001"), [("early", 1)], "task")
+    saver.prune(["t"])
+    put(saver, config(), {"n": 1}, 1)
+    assert latest(saver).pending_writes == [("task", "early", 1)]
+
+
+def test_gc_leaves_writes_whose_checkpoint_is_still_to_come(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    put(saver, config(), {"n": 1}, 1)
+    saver.put_writes(config(id="00000003"), [("early", 1)], "task")
+    saver.put_writes(put(saver, config(), {"n": 2}, 2), [("a", 2)], "task")
+    saver.prune(["t"])
+    home.store.gc()
+    put(saver, config(id="00000002"), {"n": 3}, 3)
+    assert latest(saver).pending_writes == [("task", "early", 1)]
+
+
+def test_early_writes_are_found_whatever_else_goes_on(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"n": 1}, 1)
+    saver.put_writes(config(id="00000002"), [("early", 1)], "task")
+    for n in range(300):
+        saver.get_tuple(config(f"other {n}"))
+    put(saver, config(id="00000001"), {"n": 2}, 2)
+    assert latest(saver).pending_writes == [("task", "early", 1)]
+
+
 # -- values --------------------------------------------------------------------------------------
 
 
@@ -363,6 +451,8 @@ TRICKY = [
     [{"$serde": "null", "data": b""}], {1: "int key", None: 2}, {"a": {"b": [{"c": (1,)}]}},
     {1, 2}, HumanMessage("hi", id="1"), [HumanMessage("hi"), AIMessage("", tool_calls=[])],
     {"deep": [HumanMessage("hi", additional_kwargs={"$ext": 1, "of": 2})]}, [[1], [[2]]], b"",
+    {"$ext": "x", "of": 1}, {"$ext": 1000, "of": b""}, {(1, 2): 3}, (HumanMessage("hi"),),
+    ({"$serde": "msgpack", "data": b"\x01"},), ({"$serde": "x"},), [2**63 - 1, -(2**63)],
 ]  # fmt: skip
 
 
@@ -377,6 +467,75 @@ def test_values_come_back_as_the_serializer_makes_them(saver: HoldfastSaver, val
     assert type(found.checkpoint["channel_values"]["value"]) is type(expected)
     assert found.pending_writes == [("task", "value", expected)]
     assert found.metadata["why"] == expected  # type: ignore[typeddict-item]
+
+
+class Toy:
+    """Encrypts as badly as one can."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "toy", bytes(b ^ 90 for b in plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        assert ciphername == "toy"
+        return bytes(b ^ 90 for b in ciphertext)
+
+
+def test_what_is_encrypted_is_nowhere_to_be_seen(sqlite: Home) -> None:
+    saver = HoldfastSaver(sqlite.store, serde=EncryptedSerializer(Toy(), JsonPlusSerializer()))
+    shown: dict[str, Any] = {"text": "SECRET", "list": ["SECRET", HumanMessage("SECRET")]}
+    at = put(saver, config(), shown)
+    saver.put_writes(at, [("text", "SECRET")], "task")
+    assert channels(saver) == shown
+    assert latest(saver).pending_writes == [("task", "text", "SECRET")]
+    assert "SECRET" not in repr(sqlite.store.session("t").load())
+    sqlite.store.close()
+    assert b"SECRET" not in sqlite.path.read_bytes()
+
+
+def test_plain_values_are_not_taken_for_decrypted_ones(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"text": "planted"})
+    closed = HoldfastSaver(saver.store, serde=EncryptedSerializer(Toy(), JsonPlusSerializer()))
+    with pytest.raises(UnsupportedFormat, match="not written by this serializer"):
+        closed.get_tuple(config())
+
+
+def test_no_two_places_of_a_state_are_one_object(saver: HoldfastSaver) -> None:
+    put(saver, config(), {"a": [{"done": False}, {"done": False}], "b": [{"done": False}]})
+    for found in (latest(saver), next(saver.list(config()))):
+        values_ = found.checkpoint["channel_values"]
+        values_["a"][0]["done"] = True
+        assert (values_["a"][1], values_["b"][0]) == ({"done": False}, {"done": False})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Send("node", {"point": Point(1, 2)}),
+        [deque([Point(1, 2)])],
+    ],
+    ids=["send", "deque"],
+)
+def test_what_is_not_allowed_is_not_hidden_in_what_is(saver: HoldfastSaver, value: Any) -> None:
+    put(saver, config(), {"value": value})
+    with pytest.raises(UnsupportedFormat, match=r"test_langgraph\.Point"):
+        saver.get_tuple(config())
+    trusting = HoldfastSaver(saver.store, allow=[Point])
+    assert "Point(x=1, y=2)" in repr(channels(trusting)["value"])
+
+
+def test_a_change_while_it_is_serialized_is_stored_with_the_next_step(saver: HoldfastSaver) -> None:
+    class Slow(JsonPlusSerializer):
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            dumped = super().dumps_typed(obj)
+            if isinstance(obj, HumanMessage):
+                obj.content = "after"
+            return dumped
+
+    saver = HoldfastSaver(saver.store, serde=Slow())
+    message = HumanMessage("before")
+    put(saver, config(), {"messages": [message]}, 1)
+    put(saver, config(id="00000001"), {"messages": [message]}, 2)
+    assert [m.content for m in channels(saver)["messages"]] == ["after"]
 
 
 def test_a_message_can_be_read_by_people(saver: HoldfastSaver) -> None:

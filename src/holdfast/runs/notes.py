@@ -8,21 +8,23 @@ that any checkpoint names, gc frees the entries.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import records
 from holdfast.errors import SessionNotFound
-from holdfast.runs.journal import NOTE, Journal, read
+from holdfast.runs.journal import NOTE, Entry, Journal, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from holdfast.backends.base import Backend
 
 FROM = "$notes"
 """The key of a checkpoint's meta that names the entry from which on its notes are."""
 _RECENT = 1_000
+_EARLY = 64
+"""So far from the end of a journal, at most, are notes whose checkpoint is still to come."""
 
 
 class Notes:
@@ -74,6 +76,9 @@ class Notes:
         with self._backend.reader() as reader:
             found = reader.session(self._raw)
             if found is None:
+                with self._lock:
+                    self._journal = None
+                    self._first.clear()
                 raise SessionNotFound(f"there is no session {self._name!r}")
             with self._lock:
                 if self._journal is None or self._journal.session != found[0]:
@@ -81,3 +86,24 @@ class Notes:
                     self._journal.next = reader.last_entry(found[0]) + 1
                     self._first.clear()
                 return self._journal
+
+
+class Early:
+    """The newest entries that may be notes of checkpoints to come: of none that is here."""
+
+    def __init__(self, keys: set[str | None]) -> None:
+        self._keys = keys
+        self._newest: deque[Entry] = deque(maxlen=_EARLY)
+
+    def watch(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in entries:
+            self._newest.append(entry)
+            yield entry
+
+    @property
+    def numbers(self) -> list[int]:
+        return [
+            entry.number
+            for entry in self._newest
+            if entry.facts["what"] == NOTE and entry.facts["key"] not in self._keys
+        ]

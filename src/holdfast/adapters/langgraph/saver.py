@@ -31,13 +31,13 @@ from holdfast.adapters.langgraph.threads import (
     own_of,
 )
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
-from holdfast.errors import InvalidRequest, SessionNotFound
+from holdfast.errors import InvalidRequest, NotFound, SessionNotFound
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
     import builtins
     import os
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import (
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from holdfast.store import Store
 
 _PLAIN = (str, int, float, bool, type(None))
-_LINES = 256
+_LINES, _WARM = 4_096, 64
+"""Of so many threads something is remembered, and of so many the last state."""
 _PAGE = 16
 
 
@@ -78,6 +79,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         self._pace = Pace()
         self._lock = threading.Lock()
         self._lines: OrderedDict[Where, Line] = OrderedDict()
+        self._warm: OrderedDict[Where, Line] = OrderedDict()
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         apart = random.random()  # tells siblings apart
@@ -93,7 +95,9 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         found = line.find(id) if id else line.latest()
         if found is None:
             return None
-        return self._tuple(line, found, Pending(line, self.serde), Decoder(self.serde))
+        with suppress(NotFound):  # unless it is deleted just now
+            return self._tuple(line, found, Pending(line, self.serde), Decoder(self.serde))
+        return None
 
     def list(
         self,
@@ -106,8 +110,10 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         decoder = Decoder(self.serde)
         rows = [self._rows(line, config, filter, before) for line in self._lines_of(config)]
         merged = heapq.merge(*rows, key=lambda row: row[1].key or "", reverse=True)
-        for line, checkpoint, pending in islice(merged, limit):
-            yield self._tuple(line, checkpoint, pending, decoder)
+        for line, checkpoint, pending in islice(merged, None if limit is None else max(limit, 0)):
+            with suppress(NotFound):
+                found = self._tuple(line, checkpoint, pending, decoder)
+                yield found
 
     def _rows(
         self,
@@ -124,7 +130,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
                 continue
             if filter:
                 metadata = self._metadata(checkpoint)
-                if any(name not in metadata or metadata[name] != filter[name] for name in filter):
+                if any(metadata.get(name) != value for name, value in filter.items()):
                     continue
             yield line, checkpoint, pending
 
@@ -240,7 +246,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             for found in self.store.find(agent=AGENT, meta={"run_id": run}):
                 doomed.setdefault(found.session, set()).add(found.id)
         for session, ids in doomed.items():
-            self._keep(self._line(Where.named(session)), lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
+            self._line(Where.named(session)).keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """With "keep_latest" also what its delta channels are made of stays."""
@@ -254,32 +260,20 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
                 continue
             for line in self._lines_of(Where(str(thread), "").config(None), every=True):
                 kept = self._needed(line)
-                self._keep(line, lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
+                line.keep(lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
 
     def _needed(self, line: Line) -> set[str]:
         """The latest, and its ancestors up to where each of its delta channels has a value."""
         at = line.latest()
-        kept = {at.id} if at else set()
+        kept, seen = set[str](), set[str]()
         open_ = set(self._metadata(at).get(DELTA) or ()) if at else set()
-        while at is not None:
+        while at is not None and at.id not in seen:
+            seen.add(at.id)
             kept.add(at.id)
             open_ -= line.session.load(at.id).keys()
             parent = own_of(at)["parent"]
             at = line.find(parent) if open_ and parent else None
         return kept
-
-    def _keep(self, line: Line, wanted: Callable[[Checkpoint], bool]) -> None:
-        checkpoints = [*line.all()]
-        staying = [c for c in checkpoints if wanted(c)]
-        if not staying:
-            self._delete(line)
-            return
-        session, head = line.session, line.session.refresh()
-        if head is not None and head not in staying:
-            session.rewind(max(staying, key=lambda c: c.key or "").id)
-        for checkpoint in checkpoints:
-            if checkpoint not in staying:
-                session.delete(checkpoint.id)
 
     def _delete(self, line: Line) -> None:
         with suppress(SessionNotFound):
@@ -289,6 +283,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             line.session.delete()
         with self._lock:
             self._lines.pop(line.where, None)
+            self._warm.pop(line.where, None)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         if str(source_thread_id) == str(target_thread_id):
@@ -373,7 +368,12 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             self._lines.move_to_end(where)
             while len(self._lines) > _LINES:
                 self._lines.popitem(last=False)
-            return line
+            self._warm[where] = line
+            self._warm.move_to_end(where)
+            cold = self._warm.popitem(last=False)[1] if len(self._warm) > _WARM else None
+        if cold is not None:
+            cold.forget()
+        return line
 
     def _lines_of(
         self, config: RunnableConfig | None, *, every: bool = False

@@ -16,12 +16,13 @@ from holdfast.errors import (
     HeadMoved,
     InvalidRequest,
     KeyTaken,
+    NotFound,
     SessionNotFound,
 )
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -40,6 +41,7 @@ OTHER = "$other"
 """The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
 DELTA = "counters_since_delta_snapshot"
 """The metadata that a checkpoint with delta channels has."""
+_TRIES = 20
 _NOTHING = object()
 
 
@@ -99,6 +101,34 @@ class Line:
         with self.lock:
             return self.encoder.channels(serde, values)
 
+    def keep(self, wanted: Callable[[Checkpoint], bool]) -> None:
+        """Delete the other checkpoints, and the session if none is left."""
+        with self.lock:
+            self._last = None
+            while True:
+                checkpoints = [*self.all()]
+                doomed = [c for c in checkpoints if not wanted(c)]
+                staying = [c for c in checkpoints if wanted(c)]
+                head = self.session.refresh()
+                if head is not None and head.key and head not in checkpoints:
+                    continue  # somebody has just saved it
+                try:
+                    if doomed and not staying:
+                        self.session.delete()
+                        return
+                    if head in doomed:
+                        self.session.rewind(max(staying, key=_id).id)
+                except HeadMoved:
+                    continue
+                for checkpoint in doomed:
+                    self.session.delete(checkpoint.id)
+                return
+
+    def forget(self) -> None:
+        """Let go of what only makes the next save cheaper."""
+        with self.lock:
+            self._last, self.encoder = None, Encoder()
+
     def find(self, id: str) -> Checkpoint | None:
         with suppress(CheckpointNotFound, SessionNotFound):
             return _checked(self.session.get(f"key:{id}"))
@@ -133,6 +163,7 @@ class Line:
     def save(
         self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
     ) -> None:
+        tries = _TRIES
         with self.lock:
             while True:
                 try:
@@ -140,13 +171,18 @@ class Line:
                     return
                 except HeadMoved:
                     continue  # by somebody else: then this becomes a sibling
+                except NotFound:  # the parent, or the whole thread, was deleted just now
+                    if (tries := tries - 1) < 0:
+                        raise
                 except KeyTaken:
                     found = self.find(id)
                     if found is None:
                         raise KeyTaken(
                             f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()"
                         ) from None
-                    if self.session.load(found.id) == state and own_of(found)["parent"] == parent:
+                    same = pack(self.session.load(found.id)) == pack(state)
+                    kept = {k: v for k, v in found.meta.items() if k not in (OURS, notes.FROM)}
+                    if same and pack(kept) == pack(meta) and own_of(found)["parent"] == parent:
                         return  # put again
                     raise
 
@@ -186,10 +222,10 @@ class Line:
                 return
             except SessionNotFound:  # it precedes the first checkpoint
                 with self.lock, suppress(HeadMoved):
+                    self._last = None
                     if self.session.refresh() is None:
                         own = {"parent": None, "latest": None, "highest": ""}
-                        meta = {OURS: own, notes.FROM: 1}
-                        self.session.save({}, trigger="thread", meta=meta)
+                        self.session.save({}, trigger="thread", meta={OURS: own})
 
 
 class Deltas(TypedDict):

@@ -8,7 +8,8 @@ else (encrypted values, other serializers) is kept as these bytes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import ormsgpack
@@ -29,6 +30,7 @@ _SNAPSHOT = 7
 _FUNCTIONS = {("re", "compile")}
 """Names of what makes a value, but is not its type."""
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+_BIG = 1 << 63
 _END = object()
 _is = operator.is_
 
@@ -38,6 +40,7 @@ class _Object(NamedTuple):
 
     code: int
     made_of: Any
+    data: bytes
 
 
 def _unpack(data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
@@ -46,9 +49,9 @@ def _unpack(data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
 
 def _object(code: int, data: bytes) -> _Object:
     try:
-        return _Object(code, _unpack(data, _object))
+        return _Object(code, _unpack(data, _object), data)
     except ValueError:  # not msgpack inside: numbers of an array, or another serializer's own
-        return _Object(code, data)
+        return _Object(code, None, data)
 
 
 def _as_dict(code: int, data: bytes) -> dict[str, Any]:
@@ -68,6 +71,8 @@ def _close(tree: Any) -> Any:
             inner = tree[_OF]
             data = inner if type(inner) is bytes else _put_together(inner)
             return ormsgpack.Ext(tree[_EXT], data)
+        if not _ATOMS.issuperset(map(type, tree)):
+            raise TypeError("a key that a state cannot have")
         return {key: _close(value) for key, value in tree.items()}
     if type(tree) is list:
         return [_close(value) for value in tree]
@@ -97,41 +102,69 @@ class StrictSerializer(JsonPlusSerializer):
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         value = super().loads_typed(data)
         if data[0] == "msgpack" and self._unknown == "raise":
-            _check(_unpack(data[1], _object), value)
+            self._check(_unpack(data[1], _object), value)
         return value
 
+    def _check(self, stored: Any, value: Any) -> None:
+        """Raise UnsupportedFormat where an object has become something else."""
+        if type(stored) is _Object:
+            self._check_object(stored, value)
+        elif type(stored) is dict and type(value) is dict:
+            for key, inner in stored.items():
+                if type(inner) not in _ATOMS:
+                    self._check(inner, value.get(key))
+        elif type(stored) is list and type(value) is list:
+            for inner, got in zip(stored, value, strict=True):
+                if type(inner) not in _ATOMS:
+                    self._check(inner, got)
 
-def _check(stored: Any, value: Any) -> None:
-    """Raise UnsupportedFormat where an object has become something else."""
+    def _check_object(self, stored: _Object, value: Any) -> None:
+        code, made_of, _ = stored
+        if code == _SNAPSHOT:
+            self._check(made_of, value.value)
+        elif code in _MADE_BY_NAME and type(made_of) is list:
+            module, name = made_of[:2]
+            if type(value).__name__ != name and (module, name) not in _FUNCTIONS:
+                raise UnsupportedFormat(
+                    f"a value of type {module}.{name} cannot be made again",
+                    hint=f"if you trust it: HoldfastSaver(…, allow=[({module!r}, {name!r})]); or "
+                    'unknown="raw" for what it was made of',
+                )
+            for inner in _objects(made_of[2:]):  # each on its own: where it went, is not seen
+                self._check_object(inner, self._unpack_ext_hook(inner.code, inner.data))
+
+
+def _objects(stored: Any) -> Iterator[_Object]:
+    """The outermost objects in what one is made of."""
     if type(stored) is _Object:
-        _check_object(stored, value)
-    elif type(stored) is dict and type(value) is dict:
-        for key, inner in stored.items():
+        yield stored
+    elif type(stored) is dict or type(stored) is list:
+        for inner in stored.values() if type(stored) is dict else stored:
             if type(inner) not in _ATOMS:
-                _check(inner, value.get(key))
-    elif type(stored) is list and type(value) is list:
-        for inner, got in zip(stored, value, strict=True):
-            if type(inner) not in _ATOMS:
-                _check(inner, got)
+                yield from _objects(inner)
 
 
-def _check_object(stored: _Object, value: Any) -> None:
-    code, made_of = stored
-    if code == _SNAPSHOT:
-        _check(made_of, value.value)
-    elif code in _MADE_BY_NAME and type(made_of) is list:
-        module, name = made_of[:2]
-        if type(value).__name__ != name and (module, name) not in _FUNCTIONS:
-            raise UnsupportedFormat(
-                f"a value of type {module}.{name} cannot be made again",
-                hint=f"if you trust it: HoldfastSaver(…, allow=[({module!r}, {name!r})]); or "
-                'unknown="raw" for what it was made of',
-            )
+def _shows(serde: SerializerProtocol) -> bool:
+    """Whether what it writes is for everybody's eyes: others may encrypt."""
+    return isinstance(serde, JsonPlusSerializer)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is its own encoding."""
+    kind = type(value)
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+    return kind in _ATOMS and kind is not bytes and (kind is not int or -_BIG <= value < _BIG)
 
 
 def encode(serde: SerializerProtocol, value: Any, path: str) -> Any:
     """One value, or one item of a list."""
-    if type(value) in _ATOMS and type(value) is not bytes:
+    shows = _shows(serde)
+    if shows and _is_plain(value):
         return value
     try:
         kind, data = serde.dumps_typed(value)
@@ -140,18 +173,24 @@ def encode(serde: SerializerProtocol, value: Any, path: str) -> Any:
             f"{path}: {type(value).__name__} cannot be serialized: {e}",
             hint="keep it out of the graph's state, or give the saver a serializer that knows it",
         ) from e
-    if kind == "msgpack":
+    if shows and kind == "msgpack":
         tree = _unpack(data, _as_dict)
-        if not (type(tree) is dict and _SERDE in tree) and _put_together(tree) == data:
-            return tree
+        with suppress(TypeError, ValueError, OverflowError):  # it is not what it looks like
+            if not (type(tree) is dict and _SERDE in tree) and _put_together(tree) == data:
+                return tree
     return {_SERDE: kind, _DATA: bytes(data)}
 
 
 def decode(serde: SerializerProtocol, tree: Any) -> Any:
-    if type(tree) in _ATOMS:
-        return tree
     if type(tree) is dict and _SERDE in tree:
         return serde.loads_typed((tree[_SERDE], tree[_DATA]))
+    if not _shows(serde):
+        raise UnsupportedFormat(
+            "a value was not written by this serializer",
+            hint="read the thread with the serializer that it was written with",
+        )
+    if type(tree) in _ATOMS:
+        return tree
     return serde.loads_typed(("msgpack", _put_together(tree)))
 
 
@@ -171,7 +210,10 @@ class Encoder:
 
     def _channel(self, serde: SerializerProtocol, name: str, value: Any) -> Any:
         if type(value) is not list:
-            return encode(serde, value, name)
+            encoded = encode(serde, value, name)
+            if type(encoded) is list:  # a tuple; only a list is taken item by item
+                encoded = {_SERDE: "msgpack", _DATA: _put_together(encoded)}
+            return encoded
         known, encoded = self._known.get(name, ([], []))
         count = 0
         for item, before in zip(value, known, strict=False):
@@ -183,7 +225,8 @@ class Encoder:
         for n, item in enumerate(value[count:], count):
             found = others.get(id(item))
             if found is None or not found.is_same():
-                found = _Known(item, encode(serde, item, f"{name}[{n}]"))
+                found = _Known(item)
+                found.encoded = encode(serde, item, f"{name}[{n}]")
             known.append(found)
             encoded.append(found.encoded)
         self._known[name] = (known, encoded)
@@ -191,12 +234,14 @@ class Encoder:
 
 
 class _Known:
-    """An item as it was when it was encoded. It is held, so that its id stays its own."""
+    """An item as it was just before it was encoded. It is held, so that its id stays its own."""
 
     __slots__ = ("_empty", "_full", "_kind", "_message", "_parts", "encoded", "item")
 
-    def __init__(self, item: Any, encoded: Any) -> None:
-        self.item, self.encoded = item, encoded
+    encoded: Any
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
         self._kind, self._parts = type(item), _parts(item)
         self._message = _is_message(self._kind)
         self._empty: list[Any] = []
@@ -274,12 +319,13 @@ def _flatten(value: Any, out: list[Any]) -> bool:
 class Decoder:
     """Decodes states that have most of their items in common, each of these once.
 
-    So these states share their messages.
+    So these states share their messages; but no two places of one state do.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
-        self._items: dict[bytes, Any] = {}
+        self._items: dict[tuple[str, bytes], list[Any]] = {}
+        """Of each channel and encoding as many as were wanted at once."""
         self._lists: dict[str, tuple[bytes, list[Any]]] = {}
         """The last list of each channel: its items as bytes, and as they are."""
 
@@ -292,17 +338,18 @@ class Decoder:
         known, items = self._lists.get(name, (b"", []))
         packed = pack(tree)[_header(len(tree)) :]
         if not known.startswith(packed):
-            items = [item if type(item) in _ATOMS else self._item(item) for item in tree]
+            used: dict[bytes, int] = {}
+            items = [self._item(name, item, used) for item in tree]
             self._lists[name] = (packed, items)
         return items[: len(tree)]
 
-    def _item(self, tree: Any) -> Any:
+    def _item(self, name: str, tree: Any, used: dict[bytes, int]) -> Any:
         key = pack(tree)
-        try:
-            return self._items[key]
-        except KeyError:
-            value = self._items[key] = decode(self._serde, tree)
-            return value
+        made = self._items.setdefault((name, key), [])
+        count = used[key] = used.get(key, 0) + 1
+        if count > len(made):
+            made.append(decode(self._serde, tree))
+        return made[count - 1]
 
 
 def _header(count: int) -> int:
