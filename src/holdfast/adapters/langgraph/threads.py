@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from holdfast.adapters.langgraph.values import Encoder, decode, pack
+from holdfast.codec import values as coding
 from holdfast.codec.records import MAX_SEQ
 from holdfast.errors import (
     CheckpointNotFound,
@@ -180,9 +181,12 @@ class Line:
                         raise KeyTaken(
                             f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()"
                         ) from None
-                    same = pack(self.session.load(found.id)) == pack(state)
                     kept = {k: v for k, v in found.meta.items() if k not in (OURS, notes.FROM)}
-                    if same and pack(kept) == pack(meta) and own_of(found)["parent"] == parent:
+                    if (
+                        _same(self.session.load(found.id), state)
+                        and _same(kept, meta)
+                        and own_of(found)["parent"] == parent
+                    ):
                         return  # put again
                     raise
 
@@ -286,6 +290,11 @@ def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
     own_of(checkpoint)
     return checkpoint
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether they are equal to the type, in whatever order."""
+    return a.keys() == b.keys() and all(coding.encode(a[key]) == coding.encode(b[key]) for key in a)
 
 
 def _id(checkpoint: Checkpoint) -> str:
