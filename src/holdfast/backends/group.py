@@ -50,9 +50,9 @@ class Group(Generic[_T]):
     """`write` writes the changes of several members, and finishes each of them; `write_one`, the
     short way, the change of one who is alone.
 
-    An exception may strike anywhere (Ctrl-C in the main thread). So whoever leads can be told at
-    any time, the lock is only ever taken by `with`, which leaves it in no case, and whoever waits
-    for a sign looks around now and then.
+    An exception may strike anywhere (Ctrl-C in the main thread). So the lock is only ever taken by
+    `with`, which leaves it in no case, and whoever waits for a sign looks around now and then. The
+    leader's place only tells others where to wait: two who take it write one after the other.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class Group(Generic[_T]):
         try:
             while not member.done:
                 if not self._lead(member):
-                    member.wake.acquire(timeout=_PATIENCE)
+                    leader = self._leader.get(None)
+                    if not member.wake.acquire(timeout=_PATIENCE) and not self.lock.locked():
+                        self._step_back(leader)  # nobody is there: it was interrupted
         except BaseException:
             with suppress(ValueError):
                 self._waiting.remove(member)
@@ -108,9 +110,9 @@ class Group(Generic[_T]):
         try:
             if self._leader.setdefault(None, member) is not member:
                 return False
-            if member.done:
-                return True
             with self.lock:
+                if member.done:
+                    return True
                 while self._waiting:
                     other = self._waiting.popleft()
                     if other is not member:
@@ -128,8 +130,8 @@ class Group(Generic[_T]):
 
     def _step_back(self, leader: object) -> None:
         """Make place for the next one, if it was us who led."""
-        if self._leader.get(None) is leader:
-            del self._leader[None]
+        if leader is not None and self._leader.get(None) is leader:
+            self._leader.pop(None, None)
             self.wake()
 
     def reset(self) -> None:
