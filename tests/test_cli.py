@@ -420,7 +420,7 @@ def test_spent():
 
 
 def completed(function: Any, incomplete: str, **params: Any) -> list[str]:
-    ctx = click.Context(of("show"))
+    ctx = click.Context(of("show"), help_option_names=["-h", "--help"])
     ctx.params = {"store": "store.db", **params}
     found: list[str] = function(ctx, SimpleNamespace(), incomplete)
     return found

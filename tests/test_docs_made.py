@@ -106,14 +106,14 @@ def chapters() -> dict[str, str]:
 def test_every_command_is_documented():
     assert [*chapters()] == [*FAMILY]
     general = CLI.partition("### ")[0]
-    for option in cli.get_params(click.Context(cli)):
+    for option in cli.get_params(click.Context(cli, **cli.context_settings)):
         for name in option.opts:
             assert re.search(rf"(?<![\w-]){name}\b", general), name
 
 
 @pytest.mark.parametrize("name", [*FAMILY])
 def test_every_option_is_documented(name):
-    context = click.Context(cli, info_name="holdfast")
+    context = click.Context(cli, info_name="holdfast", **cli.context_settings)
     command = cli.get_command(context, name)
     assert command is not None
     chapter, general = chapters()[name], CLI.partition("### ")[0]

@@ -20,7 +20,7 @@ COMMON_OPTIONS = {"--json", "--store", "--help"}
 
 def reference() -> str:
     """A chapter for each family of commands."""
-    root = click.Context(cli, info_name="holdfast")
+    root = click.Context(cli, info_name="holdfast", **cli.context_settings)
     parts: list[str] = []
     for family, rows in COMMANDS.items():
         parts += ["", f"## {family}"]
