@@ -27,14 +27,15 @@ STATUSES = ["in_progress", "completed", "failed", "halted"]
 
 
 class Ticking:
-    """A clock that goes on by a second with every look."""
+    """A clock that goes on with every look, by a second unless told otherwise."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, ns: int = 10**9) -> None:
         self.now = int(START.timestamp()) * 10**9
+        self.ns = ns
         patch.setattr(time, "time_ns", self.tick)
 
     def tick(self) -> int:
-        self.now += 10**9
+        self.now += self.ns
         return self.now
 
 
@@ -764,3 +765,13 @@ def test_mutant_that_forgets_the_cursor(memory: Home, mutant: Any) -> None:
                 raise TimeoutError
 
         paged(memory.store, 2, stop)
+
+
+def test_sessions_of_one_millisecond_are_found_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ticking(monkeypatch, ns=2_000)
+    with holdfast.open("memory:") as store:
+        for n in range(40):
+            store.session(f"s{n}").save({}, tags=["t"])
+        found = list(store.find(tag="t"))
+    assert len({c.created_at.microsecond // 1000 for c in found}) < 5
+    assert [c.session for c in found] == [f"s{n}" for n in reversed(range(40))]
