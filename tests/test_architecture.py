@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "holdfast"
 
 # A module may import its own layer and those above it in this list.
 LAYERS = [
-    {"errors", "ids", "model", "clock"},
+    {"errors", "ids", "logs", "model", "clock"},
     {"codec"},
     {"backends"},
     {"cache", "fields", "lineage", "models", "revisions", "source"},

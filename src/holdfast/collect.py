@@ -8,7 +8,6 @@ of data only if they are still what they were, and a save that shares a blob say
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from holdfast.codec import records
 from holdfast.errors import UNREADABLE
 from holdfast.freeing import Tree
 from holdfast.live import Live
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
-_log = logging.getLogger("holdfast")
 
 _BATCH = 2_000
 """Rows of data that are removed in one write."""
@@ -115,7 +114,7 @@ class _Freeing:
             try:
                 tree = Tree(reader, session)
             except UNREADABLE as e:
-                _log.warning("nothing of session %d is freed: %s", session, e.message)
+                logger.warning("nothing of session %d is freed: %s", session, e.message)
                 return
             if not tree.due and tree.remove is None:
                 self._held[session] = tree.held

@@ -8,7 +8,6 @@ meanwhile, and a damaged index can leave something out but never add what does n
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
 from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, InvalidRequest
 from holdfast.lineage import Place
 from holdfast.live import Spans
+from holdfast.logs import logger
 from holdfast.model import STATUSES, Checkpoint
 from holdfast.source import StoredSource
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Backend, Reader
 
-_log = logging.getLogger("holdfast")
 
 _PAGE = 128
 _PROBE = 256
@@ -234,7 +233,7 @@ class _Search:
                 if not self._text.within(row.node(), source):
                     return None
         except UNREADABLE as e:
-            _log.warning("a search left out checkpoint %d of a session: %s", place.seq, e.message)
+            logger.warning("a search left out checkpoint %d of a session: %s", place.seq, e.message)
             return None
         return checkpoint
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -21,6 +20,7 @@ from holdfast.errors import (
     SessionExists,
 )
 from holdfast.lineage import Place
+from holdfast.logs import logger
 from holdfast.model import Checkpoint, Operation, ToolCall
 from holdfast.models import revive
 from holdfast.operations import Operator
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     Revision = str | Checkpoint
     Path = str | tuple[str, ...]
 
-_log = logging.getLogger("holdfast")
 M = TypeVar("M")
 
 
@@ -315,7 +314,7 @@ class Session(Running):
             state, calls = talking.repaired(state)
             self.repaired = tuple(calls)
             if calls:
-                _log.warning("session %r: %d calls without a result", self.name, len(calls))
+                logger.warning("session %r: %d calls without a result", self.name, len(calls))
         return state if as_ is None else revive(state, as_)
 
     def refresh(self) -> Checkpoint | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import threading
@@ -18,6 +17,7 @@ from holdfast.codec import records
 from holdfast.collect import Collected, collect
 from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.finding import Query, find
+from holdfast.logs import logger
 from holdfast.model import Checkpoint, SessionInfo
 from holdfast.operations import Operator
 from holdfast.repair import Repaired, repair
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from holdfast.collect import Progress
     from holdfast.model import Operation, Status
 
-_log = logging.getLogger("holdfast")
 
 _PAGE = 200
 _BLOCKS = {"session": 16, "stream": 256}
@@ -383,7 +382,7 @@ def _leaving_alone(session: str) -> Iterator[None]:
     try:
         yield
     except (*UNREADABLE, SessionNotFound) as e:
-        _log.warning("session %r is not pruned: %s", session, e.message)
+        logger.warning("session %r is not pruned: %s", session, e.message)
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

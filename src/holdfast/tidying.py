@@ -7,20 +7,19 @@ in a thread, and only once there is enough to free to be worth it.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from holdfast.collect import collect
+from holdfast.logs import logger
 from holdfast.retention import Retention
 
 if TYPE_CHECKING:
     from holdfast.session import Session
     from holdfast.store import Store
 
-_log = logging.getLogger("holdfast")
 
 _SLACK = 16
 """At least so many saves of a session go by before it is pruned again,"""
@@ -62,7 +61,7 @@ class Tidier:
             if self._is_worth_it():
                 self._start()
         except Exception:  # noqa: BLE001 - whatever it is: the save is done
-            _log.exception("cleaning up after a save of session %r failed", session.name)
+            logger.exception("cleaning up after a save of session %r failed", session.name)
 
     def _is_worth_it(self) -> bool:
         now = time.monotonic()
@@ -90,13 +89,13 @@ class Tidier:
                 self._store.prune(Retention(session_ttl=self.rule.session_ttl))
             collect(self._store.backend)
         except Exception:  # noqa: BLE001 - there is nobody to raise it to
-            _log.exception("freeing what was deleted failed")
+            logger.exception("freeing what was deleted failed")
         try:
             with self._store.backend.reader() as reader:
                 self._left = reader.count_buried()
                 self._living = reader.count_checkpoints() - self._left
         except Exception:  # noqa: BLE001 - it may be closed; nothing depends on it
-            _log.debug("what gc has left was not counted", exc_info=True)
+            logger.debug("what gc has left was not counted", exc_info=True)
 
     def wait(self) -> None:
         """Until nothing is being freed."""

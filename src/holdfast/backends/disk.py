@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -59,7 +58,7 @@ def replace(path: Path | str, data: bytes, *, durable: bool = True, folder: bool
     Of many files in one folder, only the last one needs to sync the folder.
     """
     parent = os.path.dirname(path)
-    draft = f"{parent}/{TEMPORARY}{secrets.token_hex(8)}"
+    draft = f"{parent}/{TEMPORARY}{os.urandom(8).hex()}"
     try:
         handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:

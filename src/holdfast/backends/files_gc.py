@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from holdfast.backends.files_streams import items_of
 from holdfast.backends.files_writer import Refuse
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS, RowWrite
 from holdfast.errors import Unavailable
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     _Group = tuple[Sequence[tuple[int, bytes]], Sequence[tuple[int, bytes]]]
 
-_log = logging.getLogger("holdfast")
 
 _BATCH = 500
 _YOUNG = 3600.0
@@ -92,7 +91,7 @@ def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
             with home.alone():
                 step()
         except Unavailable as e:
-            _log.info("space is given back by the next gc: %s", e.message)
+            logger.info("space is given back by the next gc: %s", e.message)
             break
         if progress is not None:
             progress(done + 1, len(work))

@@ -6,7 +6,6 @@ that no commit has acknowledged: whoever writes next cuts them off.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from array import array
@@ -19,6 +18,7 @@ from holdfast.codec import portable, wire
 from holdfast.codec.rows import ITEMS, PLAIN, REFS, seal, unseal_items
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from holdfast.codec.streams import RowWrite
 
-_log = logging.getLogger("holdfast")
 
 _BEGIN = b'{"n":'
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
@@ -265,7 +264,7 @@ class Streams:
         if not extra and end and (not numbers or numbers[-1] != end - 1):
             return size, True
         cut = index.offset(end)
-        _log.warning("%s: %d bytes that no commit acknowledged are cut off", path, size - cut)
+        logger.warning("%s: %d bytes that no commit acknowledged are cut off", path, size - cut)
         self.forget(path)
         os.ftruncate(handle, cut)
         return cut, False

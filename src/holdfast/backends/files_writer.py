@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -30,12 +29,12 @@ from holdfast.backends.files_streams import Streams, items_of, show_blob
 from holdfast.codec import rows
 from holdfast.codec.records import checkpoint_address
 from holdfast.errors import HeadMoved, KeyTaken, SessionExists
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-_log = logging.getLogger("holdfast")
 
 SESSIONS, VERSION, LOCKS = "sessions", "version", "locks"
 _NOTES = Notes()
@@ -200,7 +199,7 @@ class Home:
             finally:
                 os.close(handle)
         except OSError as e:  # the commit is made, and must not be told to have failed
-            _log.warning("%s was not written: %s", path, e)
+            logger.warning("%s was not written: %s", path, e)
 
 
 def commit(home: Home, change: Change) -> None:

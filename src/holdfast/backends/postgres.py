@@ -8,7 +8,6 @@ made.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
@@ -30,6 +29,7 @@ from holdfast.backends.postgres_reader import PostgresReader
 from holdfast.backends.postgres_signals import Listener, Notifier
 from holdfast.codec.records import seal_counter, unseal_counter
 from holdfast.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Jot, Sweep, Trim
 
-_log = logging.getLogger("holdfast")
 _T = TypeVar("_T")
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -317,7 +316,7 @@ class PostgresBackend(Backend):
         try:
             link.execute(sql)
         except (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.DeadlockDetected) as e:
-            _log.warning("%s on %s was left out: %s", sql, self.path, self._target.plain(e))
+            logger.warning("%s on %s was left out: %s", sql, self.path, self._target.plain(e))
 
     # -- small things --------------------------------------------------------------------------
 
@@ -411,7 +410,7 @@ def _end(link: Link) -> None:
         try:
             link.ask("COMMIT")
         except psycopg.Error as e:
-            _log.debug("a connection broke behind a reader: %s", type(e).__name__)
+            logger.debug("a connection broke behind a reader: %s", type(e).__name__)
             link.close()
 
 

@@ -7,7 +7,6 @@ of its own, once for all saves of a moment.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from hashlib import sha256
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from holdfast.logs import logger
+
 if TYPE_CHECKING:
     from holdfast.backends.postgres_link import Link, Target
     from holdfast.backends.postgres_pool import Connections
 
-_log = logging.getLogger("holdfast")
 
 _PAUSE = 0.02
 """Seconds between two notifications."""
@@ -70,7 +70,7 @@ class Notifier:
             try:
                 self._start()
             except RuntimeError as e:  # the interpreter ends, or has too many threads
-                _log.debug("watchers are not told of commits: %s", e)
+                logger.debug("watchers are not told of commits: %s", e)
         self._news.set()
 
     def _start(self) -> None:
@@ -91,7 +91,7 @@ class Notifier:
             except Exception as e:  # noqa: BLE001 - watchers look by themselves, too
                 listened = False
                 if not self._stopped:
-                    _log.debug("watchers were not told of a commit: %s", e)
+                    logger.debug("watchers were not told of a commit: %s", e)
             if listened:
                 time.sleep(_PAUSE)
             else:
@@ -144,13 +144,13 @@ class Listener:
             try:
                 link = self._target.connect()
             except psycopg.Error as e:
-                _log.debug("cannot listen for news: %s", self._target.plain(e))
+                logger.debug("cannot listen for news: %s", self._target.plain(e))
                 time.sleep(_TICK)
                 continue
             try:
                 self._listen(link)
             except psycopg.Error as e:
-                _log.debug("listening for news was cut short: %s", self._target.plain(e))
+                logger.debug("listening for news was cut short: %s", self._target.plain(e))
             finally:
                 link.close()
 

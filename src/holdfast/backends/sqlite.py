@@ -6,7 +6,6 @@ under a lock; readers have connections of their own and never wait for it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -25,6 +24,7 @@ from holdfast.backends.sqlite_indexes import reindex
 from holdfast.backends.sqlite_reader import SqliteReader
 from holdfast.codec.records import seal_counter, unseal_counter
 from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Jot, Sweep, Trim
 
-_log = logging.getLogger("holdfast")
 
 _VACUUM_PAGES = 256
 
@@ -202,7 +201,7 @@ class SqliteBackend(Backend):
                 return
             except Exception as e:  # noqa: BLE001 - each on its own will tell whom it concerns
                 self._undo()
-                _log.debug("a group of %d commits failed: %s", len(members), e)
+                logger.debug("a group of %d commits failed: %s", len(members), e)
             except BaseException:  # this thread is interrupted; the others are not
                 if len(outcomes) == len(members) and not self._writing().in_transaction:
                     finish_all(members, outcomes)

@@ -6,7 +6,6 @@ commits: without it the log would not be begun anew.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from holdfast.logs import logger
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-_log = logging.getLogger("holdfast")
 
 _PAGES = 1_000
 """From so many pages in the log on, it is written back;"""
@@ -52,7 +52,7 @@ class Checkpointer:
             try:
                 self._ask(connection, pages)
             except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
-                _log.warning("the log could not be written back: %s", e)
+                logger.warning("the log could not be written back: %s", e)
         return apsw.SQLITE_OK
 
     def _ask(self, connection: apsw.Connection, pages: int) -> None:
@@ -83,7 +83,7 @@ class Checkpointer:
                 except apsw.BusyError:
                     continue  # somebody else is at it
                 except Exception as e:  # noqa: BLE001 - nothing is lost; the next commit asks again
-                    _log.warning("the log could not be written back: %s", e)
+                    logger.warning("the log could not be written back: %s", e)
 
     def _write_back(self, connection: apsw.Connection) -> None:
         """Most of the log beside the savers, and the rest while those of this process wait.

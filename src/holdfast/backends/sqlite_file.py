@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-import secrets
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +21,11 @@ from holdfast.errors import (
     Unavailable,
     UnsupportedFormat,
 )
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_log = logging.getLogger("holdfast")
 
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 FORMAT = 1
@@ -148,7 +146,7 @@ def _patience(timeout: float) -> Callable[[int], bool]:
 def create(path: Path, *, durability: str) -> None:
     """A new store at `path`, complete and durable when it appears; or leave one that is there."""
     disk.refuse_network(path.parent)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         _write_schema(draft, durability=durability)
@@ -197,7 +195,7 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
             raise InvalidRequest(f"{path}{suffix} exists already", hint="choose another path")
     if not path.parent.is_dir():
         raise Unavailable(f"the folder {path.parent} does not exist")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         source = open_()
@@ -232,7 +230,7 @@ def _discard(draft: Path) -> None:
         try:
             Path(f"{draft}{suffix}").unlink(missing_ok=True)
         except OSError as e:
-            _log.warning("could not remove %s%s: %s", draft, suffix, e)
+            logger.warning("could not remove %s%s: %s", draft, suffix, e)
 
 
 def check_schema(connection: apsw.Connection, path: Path) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import gc
-import zoneinfo
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
@@ -343,13 +342,15 @@ def _time(value: dt.time) -> Ext:
 
 def _zone_names(zone: dt.tzinfo | None) -> tuple[str | None, str | None]:
     """The key of a ZoneInfo, and the name given to a fixed offset."""
-    if isinstance(zone, zoneinfo.ZoneInfo):
-        return zone.key, None
-    if type(zone) is dt.timezone and zone.tzname(None) != dt.timezone(zone.utcoffset(None)).tzname(
-        None
-    ):
-        return None, zone.tzname(None)
-    return None, None
+    if zone is None:
+        return None, None
+    if type(zone) is dt.timezone:
+        name = zone.tzname(None)
+        usual = dt.timezone(zone.utcoffset(None)).tzname(None)
+        return None, name if name != usual else None
+    from zoneinfo import ZoneInfo  # few states have one, and it imports much
+
+    return zone.key if isinstance(zone, ZoneInfo) else None, None
 
 
 _TAGGERS: dict[type, Callable[[Any], Ext]] = {
@@ -369,15 +370,19 @@ _SCALARS = {str, int, float, bool, type(None), bytes, *_TAGGERS} - {tuple, set, 
 
 @lru_cache(maxsize=1)
 def _known_zones() -> frozenset[str]:
-    return frozenset(zoneinfo.available_timezones())
+    from zoneinfo import available_timezones
+
+    return frozenset(available_timezones())
 
 
 def _zone(offset: int | None, key: str | None, name: str | None) -> dt.tzinfo | None:
     # Only zones that this machine lists: for others zoneinfo would import by the stored name.
     if key is not None and key in _known_zones():
+        from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
         try:
-            return zoneinfo.ZoneInfo(key)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+            return ZoneInfo(key)
+        except (ZoneInfoNotFoundError, ValueError):
             pass  # listed and yet not there: the same instant, by its offset
     if offset is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +10,7 @@ from holdfast.codec import records, values
 from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, NotSerializable
 from holdfast.leases import Held
 from holdfast.lineage import Place
+from holdfast.logs import logger
 from holdfast.runs import pending as pendings
 from holdfast.runs.conversation import Conversation, estimate
 from holdfast.runs.pending import NOTHING
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.runs.policy import Policy
     from holdfast.store import Store
 
-_log = logging.getLogger("holdfast")
 _PAGE = 500
 
 
@@ -61,7 +60,7 @@ class Running:
 
     def lease_event(self, event: str) -> None:
         """Told when a run takes, loses or gives back the session, or does not get it."""
-        _log.debug("session %r: its lease was %s", self.name, event)
+        logger.debug("session %r: its lease was %s", self.name, event)
 
     def save_of_run(
         self: Any, state: Any, mark: RunMark, parent: int | None, fields: Fields
@@ -157,7 +156,7 @@ def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
                         held.owner.pid, held.attempt, not lease.token,
                     )  # fmt: skip
             except UNREADABLE as e:
-                _log.warning("a lease cannot be read: %s", e.message)
+                logger.warning("a lease cannot be read: %s", e.message)
         after = page[-1].session
 
 
@@ -197,12 +196,12 @@ class Overseeing:
             try:
                 stack.enter_context(run)
             except (Conflict, InvalidRequest) as e:
-                _log.info("session %r is not resumed here: %s", each.session, e.message)
+                logger.info("session %r is not resumed here: %s", each.session, e.message)
                 continue
             try:
                 with stack:
                     fn(run)
             except Exception:  # noqa: BLE001 - the others are to be resumed all the same
-                _log.exception("resuming session %r failed", each.session)
+                logger.exception("resuming session %r failed", each.session)
             done.append(each.session)
         return done

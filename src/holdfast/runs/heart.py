@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.leases import TTL
+from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.backends.base import Backend
 
-_log = logging.getLogger("holdfast")
 
 INTERVAL = TTL / 3
 
@@ -64,7 +63,7 @@ class Heart:
                     if backend.renew(session, token):
                         continue
                 except HoldfastError as e:
-                    _log.warning("a lease was not renewed: %s", e.message)
+                    logger.warning("a lease was not renewed: %s", e.message)
                     continue
                 with self._lock:
                     ours = self._leases.pop(token, None)

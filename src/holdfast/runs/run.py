@@ -8,7 +8,6 @@ it comes back from the journal and is not done again.
 from __future__ import annotations
 
 import contextvars
-import logging
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from holdfast.errors import (
     StepChanged,
     StepFailed,
 )
+from holdfast.logs import logger
 from holdfast.model import RunMark, ToolCall, Usage
 from holdfast.models import revive
 from holdfast.runs import journal as journals
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from holdfast.runs.policy import Event
     from holdfast.session import Session
 
-_log = logging.getLogger("holdfast")
 
 OnDoubt = Literal["rerun", "skip", "ask"]
 OnChange = Literal["raise", "reuse", "rerun"]
@@ -191,7 +190,7 @@ class RunCore:
         except NotSerializable:
             if complete:
                 raise
-            _log.exception("the state of session %r cannot be saved", self._given.name)
+            logger.exception("the state of session %r cannot be saved", self._given.name)
             opened.release()
         self._given.lease_event("given back")
 
@@ -241,7 +240,7 @@ class RunCore:
         ]  # fmt: skip
         if found and self.resumed:
             self.removed += tuple(found)
-            _log.warning("turn %d no longer asks for %s", self._turn, ", ".join(found))
+            logger.warning("turn %d no longer asks for %s", self._turn, ", ".join(found))
 
     # -- state ---------------------------------------------------------------------------------
 
