@@ -196,3 +196,15 @@ def test_each_public_name_is_found_where_its_types_are():
 def test_importing_the_package_imports_little():
     code = "import holdfast, sys; sys.exit(bool({'apsw', 'ormsgpack', 'logging'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_looking_at_a_store_imports_little(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "a.db") as store:
+        store.session("a").save({"n": 1})
+    code = """import sys; from holdfast.cli.main import run; run()
+print({"asyncio", "logging", "rich", "zoneinfo"} & {*sys.modules}, file=sys.stderr)"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "-S", str(tmp_path / "a.db"), "log"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.stderr, len(ran.stdout.splitlines())) == ("set()\n", 2)

@@ -542,8 +542,8 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
     log = files_writer.Home.log
     ages = []
 
-    def watched(self, ledger, entry):
-        log(self, ledger, entry)
+    def watched(self, ledger, entry, line):
+        log(self, ledger, entry, line)
         if "lease" in entry:
             with other.backend.reader() as reader:
                 ages.append(reader.lease(ledger.number).age)

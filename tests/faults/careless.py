@@ -48,8 +48,8 @@ def logs_before_it_writes() -> None:
     def later(self: Streams, path: Path, end: int, lines: Any, *, durable: bool) -> None:
         late.append((self, path, end, lines, durable))
 
-    def first(self: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
-        log(self, ledger, entry)
+    def first(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
+        log(self, ledger, entry, line)
         while late:
             streams, path, end, lines, durable = late.pop(0)
             append(streams, path, end, lines, durable=durable)
@@ -62,10 +62,10 @@ def trusts_what_it_finds() -> None:
     """A name that is there is taken for durable, though who made it may have been killed."""
     log = Home.log
 
-    def trusting(self: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
+    def trusting(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
         if ledger.inode:
             self._settled.add(ledger.folder / LOG)
-        log(self, ledger, entry)
+        log(self, ledger, entry, line)
 
     Home.log = trusting  # type: ignore[method-assign]
 
@@ -74,10 +74,10 @@ def frees_before_it_says_so() -> None:
     """Files go while the line that frees them may still be lost."""
     log = Home.log
 
-    def unsynced(self: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
+    def unsynced(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
         durable, self.durable = self.durable, self.durable and "freed" not in entry
         try:
-            log(self, ledger, entry)
+            log(self, ledger, entry, line)
         finally:
             self.durable = durable
 

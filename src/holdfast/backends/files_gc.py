@@ -55,11 +55,12 @@ def _sweep(home: Home, sweep: Sweep) -> bool:
         for other in others:
             ledger = home.catalog.ledger(other)
             if ledger is not None:
-                home.log(ledger, {"gaps": gaps_of(sweep, other), "if": [session, mark]})
+                gaps = {"gaps": gaps_of(sweep, other), "if": [session, mark]}
+                home.log(ledger, *ledger.line(gaps))
         ledger = home.catalog.ledger(session)
         if ledger is None:
             return False
-        home.log(ledger, sweep_entry(sweep, mark))
+        home.log(ledger, *ledger.line(sweep_entry(sweep, mark)))
     return True
 
 

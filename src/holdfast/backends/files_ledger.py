@@ -368,10 +368,13 @@ class Ledger:
         self.apply(entry)
         self.inode, self.size, self.tail = inode, at + len(line), line[-_TAIL:]
 
-    def line(self, entry: dict[str, Any]) -> bytes:
-        """The next line."""
+    def line(self, entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The next line: what it says, and its text. Each tells the head, so that the last does."""
         n = self.entries + 1
-        return text.seal_line(n, {"n": n, **entry})
+        if "head" not in entry and self.head is not None:
+            entry["head"] = text.show_row(self.head)
+        entry = {"n": n, **entry}
+        return entry, text.seal_line(n, entry)
 
     def slim(self, data: bytes) -> bytes | None:
         """The log without the lines of checkpoints that are freed; None if that is not worth it."""
@@ -395,11 +398,9 @@ class Ledger:
             return None
         ends = [[stream, end] for stream, end in self.ends.items()]
         note: dict[str, Any] = {"dropped": _joined(dropped), "streams": ends}
-        if self.head is not None:
-            note["head"] = text.show_row(self.head)
         if self.lease is not None:
             note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
-        return b"".join(kept) + self.line(note)
+        return b"".join(kept) + self.line(note)[1]
 
     def _is_idle(self, entry: dict[str, Any]) -> bool:
         """Whether nothing of what a line says matters any more."""

@@ -25,7 +25,7 @@ from holdfast.backends.files_ledger import (
     hint,
 )
 from holdfast.backends.files_reader import blob_path
-from holdfast.backends.files_streams import Streams, items_of, show_blob
+from holdfast.backends.files_streams import Line, Streams, items_of, show_blob
 from holdfast.codec import rows
 from holdfast.codec.records import checkpoint_address
 from holdfast.errors import HeadMoved, KeyTaken, SessionExists
@@ -143,12 +143,8 @@ class Home:
 
     # -- the log -------------------------------------------------------------------------------
 
-    def log(self, ledger: Ledger, entry: dict[str, Any]) -> None:
-        """Add a line to the log: the commit. Each tells the head, so that the last one does."""
-        if "head" not in entry and ledger.head is not None:
-            entry["head"] = files_text.show_row(ledger.head)
-        entry = {"n": ledger.entries + 1, **entry}
-        line = ledger.line(entry)
+    def log(self, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
+        """Add a line to the log: the commit."""
         path = ledger.log
         if not ledger.inode:
             self.unsettle(path)
@@ -222,25 +218,33 @@ def commit(home: Home, change: Change) -> None:
             _sync_log(home, other)
         if notes.rename is not None:
             _announce(home, ledger, notes.rename[0])
-        ends = _write_items(home, ledger, change)
-        _write_records(home, ledger, change, notes)
+        # All is made before anything is synced: code runs slowly just after a wait for the disk.
+        items, ends = _new_items(home, ledger, change)
+        texts = _texts(ledger, change, notes)
+        entry, line = ledger.line(entry_of(change, notes, ends))
+        for path, end, lines in items:
+            home.streams.append(path, end, lines, durable=home.durable)
+        for n, (file, text) in enumerate(texts, start=1):
+            disk.replace(file, text, durable=home.durable, folder=n == len(texts))
         if notes.copied is not None and notes.copied.journal:
             files_journal.copy(home, ledger, notes.copied.journal)
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
             files_journal.settle(home, ledger)
             files_journal.note(ledger, notes.lease[0])
-        home.log(ledger, entry_of(change, notes, ends))
+        home.log(ledger, entry, line)
 
 
-def _write_records(home: Home, ledger: Ledger, change: Change, notes: Notes) -> None:
+def _texts(ledger: Ledger, change: Change, notes: Notes) -> list[tuple[str, bytes]]:
+    """The files of new checkpoints, and what is to be in them."""
     new = [] if change.checkpoint is None else [change.checkpoint]
     if notes.copied is not None:
         new += notes.copied.checkpoints
-    for n, (seq, id, row) in enumerate(new, start=1):
+    found = []
+    for seq, id, row in new:
         address = checkpoint_address(change.session, seq, id)
         text = files_text.show_checkpoint(seq, id, files_text.plain(rows.CHECKPOINT, address, row))
-        path = f"{ledger.folder}/{CHECKPOINTS}/{seq:06}.json"
-        disk.replace(path, text, durable=home.durable, folder=n == len(new))
+        found.append((f"{ledger.folder}/{CHECKPOINTS}/{seq:06}.json", text))
+    return found
 
 
 def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
@@ -360,15 +364,20 @@ def _sync_log(home: Home, session: int) -> None:
         home.settle(folder.path / LOG)
 
 
-def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
-    """Add the items that are not there yet; streams, and where they end now."""
-    new: dict[int, list[Any]] = {}
+def _new_items(
+    home: Home, ledger: Ledger, change: Change
+) -> tuple[list[tuple[Path, int, list[Line]]], list[list[int]]]:
+    """The items that are not there yet: files, from where on, and what; and where streams end then.
+
+    Only a copy brings some that belong among those which are there; these are written at once.
+    """
+    new: dict[int, list[Line]] = {}
     copying = change.checkpoint is None  # a copy may bring what was left out before
     for write in change.rows:
         end = ledger.ends.get(write.stream, 0)
         lines = new.setdefault(write.stream, [])
         lines += [line for line in items_of(write) if line.n >= end or copying]
-    ends = []
+    found, ends = [], []
     for stream, lines in new.items():
         if lines:
             lines.sort()
@@ -379,6 +388,6 @@ def _write_items(home: Home, ledger: Ledger, change: Change) -> list[list[int]]:
                 lines = [line for line in lines if line.n >= end]
             if lines:
                 # A damaged log may have forgotten some: what comes before ours was committed.
-                home.streams.append(path, max(end, lines[0].n), lines, durable=home.durable)
+                found.append((path, max(end, lines[0].n), lines))
                 ends.append([stream, lines[-1].n + 1])
-    return ends
+    return found, ends
