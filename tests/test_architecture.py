@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "ids", "logs", "model", "clock"},
     {"codec"},
     {"backends"},
-    {"cache", "fields", "lineage", "models", "revisions", "source"},
+    {"cache", "fields", "lineage", "models", "revisions", "series", "source"},
     {
         "archive",
         "blame",
@@ -33,6 +33,7 @@ LAYERS = [
         "leases",
         "live",
         "operations",
+        "parts",
         "paths",
         "repair",
         "retention",

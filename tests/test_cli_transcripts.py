@@ -12,11 +12,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from holdfast.backends.sqlite import SqliteBackend
+from holdfast.cli import serving
 from holdfast.cli.main import COMMANDS, FAMILY
 from tests import cli_worlds as worlds
 from tests.cli import Ended, Normal, Terminal, environment, foreseeable
@@ -104,6 +107,8 @@ def look(scribe: Scribe) -> None:
         _lands(scribe)
         scribe.type(f"watch --seconds 0.01{flag}")
     scribe.both("watch -s trap")
+    _serves(scribe)
+    scribe.both("serve", "serve --read-only", "serve --host 0.0.0.0", "serve --auth-token short")
     scribe.both("log -S none.db", "sessions -S none.db")
     scribe.remark("an empty store")
     scribe.type("init -S empty.db")
@@ -120,6 +125,14 @@ def _lands(scribe: Scribe) -> None:
             store.session("trip-b").rewind("@~1")
 
     scribe.patch.setattr(SqliteBackend, "wait", landing)
+
+
+def _serves(scribe: Scribe) -> None:
+    """At a port that nobody has, with a token that everybody knows, and not for long."""
+    sock = Mock(**{"getsockname.return_value": ("127.0.0.1", 7460)})
+    scribe.patch.setattr(serving, "_listening", lambda host, port: nullcontext(sock))
+    scribe.patch.setattr(serving, "_serve", lambda served, sock: None)
+    scribe.patch.setattr("secrets.token_urlsafe", lambda count: "a-token-for-this-time")
 
 
 def change(scribe: Scribe) -> None:

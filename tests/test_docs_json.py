@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import UUID
 
 import apsw
@@ -174,7 +175,7 @@ def test_what_commands_print(folder):
             found = [[] if s == "values" else wrong_shape(s, line) for s in may[words[0]]]
             told += [f"{typed}: {min(found, key=len)}"] * ([] not in found)
     assert told == []
-    assert {typed.split()[0] for typed, _ in TYPED} | {"watch", "repair"} == may.keys()
+    assert {typed.split()[0] for typed, _ in TYPED} | {"watch", "repair", "serve"} == may.keys()
 
 
 def test_what_watch_prints(folder):
@@ -203,6 +204,23 @@ def test_what_watch_prints(folder):
         child.kill()
         reader.join()
     assert [w for line in lines for w in wrong_shape(shape, line)] == []
+
+
+def test_what_serve_prints(folder):
+    [shape] = promised()["serve"]
+    command = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--json"]
+    with subprocess.Popen(
+        [*command, "--store", "agent.db"], cwd=folder, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as child:
+        try:
+            assert child.stdout is not None
+            serving = json.loads(child.stdout.readline())
+            with build_opener(HTTPCookieProcessor()).open(serving["url"]) as page:
+                answered = page.url
+        finally:
+            child.terminate()
+    assert wrong_shape(shape, serving) == []
+    assert answered == serving["url"].partition("?")[0]  # a cookie has the token now
 
 
 def test_damage(folder):

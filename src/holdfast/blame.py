@@ -68,7 +68,7 @@ def at(node: Node | None, steps: tuple[str | int, ...], source: Source) -> Node 
                 node = struct.children[step] if inside else None  # type: ignore[index]
         else:
             flat = ropes.flatten(node, source)
-            return _inside(values.decode(flat, values.keep_tags), steps[n:])
+            return _inside(values.decode(flat), steps[n:])
     return node
 
 

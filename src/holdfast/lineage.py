@@ -399,11 +399,18 @@ def _present(low: int, high: int, gone: list[tuple[int, int]]) -> Iterator[int]:
 
 
 def tree(
-    backend: Backend, raw_name: bytes, name: str, *, newest_first: bool = False
+    backend: Backend,
+    raw_name: bytes,
+    name: str,
+    *,
+    newest_first: bool = False,
+    high: int | None = None,
 ) -> Iterator[Checkpoint]:
-    """Every checkpoint of a session, a page at a time, so that no view stays open meanwhile."""
+    """Every checkpoint of a session, a page at a time, so that no view stays open meanwhile.
+
+    The newest first, beginning with number `high` if that is given; or the oldest.
+    """
     low = 1
-    high: int | None = None
     while True:
         with backend.reader() as reader:
             found = reader.session(raw_name)

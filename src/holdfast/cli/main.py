@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("looking", "search", "Find checkpoints by text, tag, status and more."),
         ("looking", "stats", "Count sessions, checkpoints and bytes."),
         ("looking", "watch", "Print checkpoints and operations as they land."),
+        ("serving", "serve", "Look at the store in a browser."),
     ),
     "Change": (
         ("changing", "save", "Save a state from a JSON file or standard input."),

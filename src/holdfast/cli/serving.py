@@ -1,0 +1,109 @@
+"""`holdfast serve`: the viewer."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.app import App, command
+from holdfast.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+
+@command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7460, show_default=True,
+    help="The port; 0 for one that is free.",
+)  # fmt: skip
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option(
+    "--auth-token", metavar="TOKEN", envvar="HOLDFAST_AUTH_TOKEN", show_envvar=True,
+    help="What every request must bring; else one is made up for this time.",
+)  # fmt: skip
+@click.option(
+    "--allow-host", metavar="NAME", multiple=True,
+    help="A name under which others reach this machine.",
+)  # fmt: skip
+@click.option("--open/--no-open", "show", default=False, help="Open a browser.")
+def serve_(
+    app: App,
+    host: str,
+    port: int,
+    auth_token: str | None,
+    allow_host: tuple[str, ...],
+    *,
+    read_only: bool,
+    show: bool,
+) -> None:
+    """Look at the store in a browser: sessions, timelines, what changed and what it cost.
+
+    Only this machine can reach it, and only with the address that is printed. Anywhere else than
+    at a loopback address it starts with an --auth-token alone.
+    """
+    try:
+        from holdfast.web import LOOPBACK
+        from holdfast.web import app as viewer
+    except ImportError as e:
+        raise InvalidRequest(
+            f"the viewer needs {e.name}", hint="pip install 'holdfast[web]'"
+        ) from e
+    if not _is_loopback(host) and not auth_token:
+        raise InvalidRequest(
+            f"{host} can be reached by others", hint="give an --auth-token of your own"
+        )
+    if auth_token is not None and len(auth_token) < 16:
+        raise InvalidRequest("an --auth-token needs at least 16 characters")
+    from secrets import token_urlsafe
+
+    token = auth_token or token_urlsafe(24)
+    with app.store(write=not read_only) as store, _listening(host, port) as sock:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{sock.getsockname()[1]}/"
+        url = f"{address}?token={token}"
+        if app.json:
+            app.emit({"url": url, "read_only": read_only})
+        else:
+            app.say(url)
+            app.note("Whoever has this address can look. Ctrl-C ends it.")
+        if show:
+            click.launch(url)
+        hosts = (*LOOPBACK, host, *allow_host)
+        _serve(viewer(store, token=token, hosts=hosts, read_only=read_only), sock)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(128)  # before the address is told, so that it can be opened at once
+    except OSError as e:
+        sock.close()
+        raise Unavailable(f"cannot listen at {host}:{port}: {e}", hint="try another --port") from e
+    return sock
+
+
+def _serve(served: ASGIApp, sock: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        served, log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[sock])

@@ -1,0 +1,125 @@
+"""Who may ask: everything is checked here, before a request reaches anything else.
+
+- The Host must be one of ours: a page on the web could let its own name point to this machine.
+- With a token, every request must bring it: in a cookie, which the address that `serve` prints is
+  exchanged for, or as `Authorization: Bearer`.
+- What changes something must come from our own page (Origin), or bring the token as a bearer,
+  which no other page can make a browser do.
+
+Every answer says that only our own scripts may run, and that nobody may frame it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "holdfast"
+SAFE = ("GET", "HEAD")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str]) -> None:
+        self._app, self._token, self._hosts = app, token, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._refusal(scope)
+        await (answer or self._app)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """What is answered instead; None for a request that may go on."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return _no(400, "WrongHost", f"this server does not answer for {host!r}")
+        bearer = self._bearer(headers)
+        if (welcome := self._welcome(scope, headers)) is not None:
+            return welcome
+        if self._token is not None and not bearer and not self._cookie(headers):
+            return _no(401, "NoToken", "open the address that `holdfast serve` has printed")
+        if scope["method"] not in SAFE and not bearer:
+            origin = urlsplit(headers.get("origin", ""))
+            if origin.scheme not in ("http", "https") or origin.netloc.lower() != host.lower():
+                return _no(403, "WrongOrigin", "a change must come from the viewer's own page")
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname, parts.port
+        except ValueError:
+            return False
+        return name is not None and ("*" in self._hosts or name.lower() in self._hosts)
+
+    def _bearer(self, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and self._is_token(given.strip())
+
+    def _cookie(self, headers: Headers) -> bool:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(_cookie_of(headers))
+        except CookieError:
+            return False
+        return found is not None and self._is_token(found.value)
+
+    def _is_token(self, given: str) -> bool:
+        wanted = self._token
+        return wanted is not None and hmac.compare_digest(given.encode(), wanted.encode())
+
+    def _welcome(self, scope: Scope, headers: Headers) -> Response | None:
+        """The token in an address becomes a cookie, and leaves the address."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = next((value for name, value in query if name == "token"), "")
+        if scope["method"] != "GET" or not self._is_token(given):
+            return None
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        path = scope.get("root_path", "").rstrip("/") + "/"
+        answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+        name, secure = _cookie_of(headers), scope.get("scheme") == "https"
+        answer.set_cookie(name, given, path=path, httponly=True, samesite="strict", secure=secure)
+        return answer
+
+
+def _cookie_of(headers: Headers) -> str:
+    """Browsers give the cookies of one port to all others; so its number is in the name."""
+    return f"{COOKIE}-{urlsplit('//' + headers.get('host', '')).port or 80}"
+
+
+def _no(status: int, error: str, message: str) -> Response:
+    told = {"error": error, "message": message, "hint": None, "exit_code": None}
+    return JSONResponse(told, status)

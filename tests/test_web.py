@@ -1,0 +1,504 @@
+"""The viewer's server: what it answers, to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+import holdfast
+from holdfast import ToolCall, Usage, ids, web
+from holdfast.backends.sqlite_reader import SqliteReader
+from holdfast.watching import Watcher
+from holdfast.web import guard, live
+from holdfast.web.acting import ACTIONS
+from holdfast.web.folding import LONGEST, fold
+from holdfast.web.reading import READS
+from tests.test_docs_json import wrong_shape
+
+TOKEN = "a token of this test"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+HOME = "http://localhost:7460"
+LIMIT = 1_000_000
+HOSTILE = ["../x", "a/b?c#d", "*", "\0", "é", "é", "x" * 5_000, "<script>", "latest", "%2e%2e/"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[holdfast.Store]:
+    with holdfast.open(tmp_path / "web.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def trip(store: holdfast.Store) -> holdfast.Session:
+    """Six steps, a branch that was left, and a fork."""
+    trip = store.session("trip", agent="planner")
+    trip.save({"messages": [], "plan": {"budget": 900}}, label="asked", usage=Usage(10, 0.5))
+    for n in range(3):
+        trip.append("messages", {"role": "user", "content": f"message {n}"}, usage=Usage(100 * n))
+    trip.patch(set={"plan": {"budget": 400}}, tags=["cheap"])
+    trip.rewind("@~2")
+    trip.append("messages", {"role": "user", "content": "another way"}, status="completed")
+    trip.fork("trip-b", "asked")
+    return trip
+
+
+def cheap(trip: holdfast.Session) -> holdfast.Checkpoint:
+    """On the branch that was left."""
+    return next(c for c in trip.tree() if c.tags)
+
+
+def client(store: holdfast.Store, base: str = HOME, **options: Any) -> TestClient:
+    return TestClient(web.app(store, **options), base_url=base, raise_server_exceptions=True)
+
+
+@pytest.fixture
+def ask(store: holdfast.Store) -> Any:
+    asking = client(store)
+
+    def ask(name: str, status: int = 200, /, **params: Any) -> Any:
+        answer = asking.get(f"/api/{name}", params=params)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    return ask
+
+
+@pytest.fixture
+def act(store: holdfast.Store) -> Any:
+    asking = client(store)
+
+    def act(name: str, status: int = 200, /, **body: Any) -> Any:
+        answer = asking.post(f"/api/{name}", json=body, headers={"Origin": HOME})
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    return act
+
+
+# -- who may ask ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        ("localhost:7460", True), ("127.0.0.1", True), ("[::1]:7460", True), ("LOCALHOST", True),
+        ("evil.example", False), ("localhost.evil.example", False), ("", False),
+        ("evil.example:7460", False), ("localhost:99999999", False), ("[::1", False),
+        ("localhost@evil.example", False),
+    ],
+)  # fmt: skip
+def test_only_its_own_names_are_answered_for(store, host, good):
+    answer = client(store).get("/api/about", headers={"Host": host})
+    assert answer.status_code == (200 if good else 400)
+
+
+def test_without_the_token_nothing_is_told(store, trip):
+    asking = client(store, token=TOKEN)
+    for path in ("/", "/static/index.html", "/api/about", "/api/events", "/api/nothing"):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Cookie": "holdfast-7460=wrong"},
+            {"Cookie": f"holdfast-80={TOKEN}"},
+            {"Cookie": "=;;=\x7f"},
+        ):
+            answer = asking.get(path, headers=headers)
+            assert answer.status_code == 401, (path, headers)
+            assert "trip" not in answer.text
+    assert asking.get("/?token=wrong").status_code == 401
+    assert asking.post(f"/api/undo?token={TOKEN}", json={"session": "trip"}).status_code == 401
+    assert asking.get("/api/about", headers=BEARER).status_code == 200
+
+
+def test_the_token_becomes_a_cookie(store):
+    asking = client(store, token=TOKEN)
+    answer = asking.get("/", params={"token": TOKEN, "more": "1"}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?more=1")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert asking.get("/").status_code == 200
+    assert asking.get("/api/about").status_code == 200
+    again = asking.get("/", params={"token": TOKEN}, follow_redirects=False)
+    assert again.status_code == 303  # so that it leaves the address this time, too
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [None, "null", "http://evil.example", "http://localhost:1", "localhost:7460", "[", HOME],
+)
+def test_a_change_comes_from_the_own_page_alone(store, trip, origin):
+    asking = client(store, token=TOKEN)
+    asking.get("/", params={"token": TOKEN})
+    headers = {} if origin is None else {"Origin": origin}
+    answer = asking.post("/api/undo", json={"session": "trip"}, headers=headers)
+    assert answer.status_code == (200 if origin == HOME else 403)
+    assert asking.post("/api/redo", json={"session": "trip"}, headers=BEARER).status_code == (
+        200 if origin == HOME else 400
+    )  # whoever has the token itself is no other page
+
+
+def test_looking_changes_nothing(store, trip, ask):
+    before = [(c.id, c.tags) for c in trip.tree()], trip.ops(), trip.head
+    for name in READS:
+        client(store).get(f"/api/{name}", params={"session": "trip", "id": trip.get().id})
+    for name in ACTIONS:
+        ask(name, 405, session="trip", id=trip.get().id, name="x", tag="x", label="x")
+    assert ([(c.id, c.tags) for c in trip.tree()], trip.ops(), trip.head) == before
+
+
+def test_read_only_refuses_every_change(store, trip, tmp_path):
+    with holdfast.open(tmp_path / "web.db", read_only=True) as opened:
+        body = {
+            "session": "trip",
+            "id": trip.get("asked").id,
+            "name": "n",
+            "tag": "t",
+            "label": "l",
+        }
+        body |= {"key": "k", "decided": "rerun", "answer": 1}
+        for name in ACTIONS:
+            for asking, status in (
+                (client(store, read_only=True), (403,)),
+                (client(opened), (503, 404, 400)),  # at the backend: also without being asked to
+            ):
+                answer = asking.post(f"/api/{name}", json=body, headers={"Origin": HOME})
+                assert answer.status_code in status, answer.text
+        assert client(opened).get("/api/about").json()["read_only"] is True
+    assert client(store, read_only=True).get("/api/about").json()["read_only"] is True
+    assert [c.tags for c in trip.tree() if c.tags] == [("cheap",)]
+
+
+def test_every_answer_is_guarded(store, trip):
+    asking = client(store, token=TOKEN)
+    for path, headers in (
+        ("/", BEARER), ("/static/index.html", BEARER), ("/api/about", BEARER), ("/api/log", BEARER),
+        ("/nothing", BEARER), ("/", {}), ("/", {"Host": "evil.example"}),
+    ):  # fmt: skip
+        answer = asking.get(path, headers=headers)
+        for name, value in guard.HEADERS.items():
+            assert answer.headers[name] == value
+    policy = guard.POLICY
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?:|\*", policy)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../guard.py", "/static/%2e%2e/guard.py", "/static/..%2fguard.py",
+        "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/static/..%5cguard.py",
+        r"/static/\..\guard.py", "/api/../../x",
+    ],
+)  # fmt: skip
+def test_no_file_but_its_own_is_served(store, path):
+    answer = client(store).get(path)
+    assert answer.status_code in (400, 404)
+    assert "import" not in answer.text
+
+
+def test_it_can_be_mounted(store, trip):
+    mounted = Starlette(routes=[Mount("/agents", web.app(store, token=TOKEN))])
+    asking = TestClient(mounted, base_url=HOME)
+    answer = asking.get("/agents/", params={"token": TOKEN}, follow_redirects=False)
+    assert answer.headers["location"] == "/agents/"
+    assert "path=/agents/" in answer.headers["set-cookie"].lower()
+    assert asking.get("/agents/api/log", params={"session": "trip"}).json()["count"] == 6
+
+
+# -- what it tells -------------------------------------------------------------------------------
+
+
+def test_sessions_a_page_at_a_time(store, ask):
+    for n in range(7):
+        store.session(f"s{n}", agent="odd" if n % 2 else "even").save({"n": n})
+    seen, after = [], None
+    while True:
+        page = ask("sessions", limit=3, **({"after": after} if after else {}))
+        assert [w for s in page["items"] for w in wrong_shape("session", s)] == []
+        seen += [s["name"] for s in page["items"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == [f"s{n}" for n in range(7)]
+    assert [s["name"] for s in ask("sessions", agent="odd")["items"]] == ["s1", "s3", "s5"]
+    assert [s["name"] for s in ask("sessions", text="S3")["items"]] == ["s3"]
+    assert ask("sessions", 400, status="odd")["error"] == "InvalidRequest"
+
+
+def test_the_log_a_page_at_a_time(store, trip, ask):
+    rows, before = [], None
+    while True:
+        page = ask("log", session="trip", limit=2, **({"before": before} if before else {}))
+        rows += page["items"]
+        before = page["next"]
+        if before is None:
+            break
+    assert [r["id"] for r in rows] == [c.id for c in trip.tree(newest_first=True)]
+    assert [w for r in rows for w in wrong_shape("log line", r)] == []
+    assert [r["id"] for r in rows if r["is_head"]] == [trip.get().id] == [page["head"]]
+    assert {r["label"]: r["forks"] for r in rows if r["forks"]} == {"asked": ["trip-b"]}
+
+
+def test_a_state_is_read_in_parts(store, ask):
+    session = store.session("big")
+    session.save(
+        {"messages": [{"n": n, "text": "x" * 300} for n in range(3_000)], 7: b"\0", "x": 1}
+    )
+    id = session.get().id
+    root = ask("state", id=id)
+    assert [(i["key"], i["kind"], i["length"]) for i in root["items"]] == [
+        ("messages", "list", 3_000), (7, "bytes", 1), ("x", "int", None),
+    ]  # fmt: skip
+    part = ask("state", id=id, path='["messages"]', start=2_990, limit=5)
+    assert [i["key"] for i in part["items"]] == list(range(2_990, 2_995))
+    assert ask("state", id=id, path="messages.2999.n")["value"] == 2_999
+    assert ask("value", id=id, path='["messages",5]') == {"n": 5, "text": "x" * 300}
+    assert ask("value", id=id, path="[7]") == {"$bytes": "AA=="}
+    ask("state", 404, id=id, path="messages.3000")
+    ask("state", 404, id=id, path="nothing.here")
+    for path in ("[", "[1.5]", '{"a":1}', "[null]", "[[1]]", "[" * 9_000):
+        assert ask("state", 400 if path[0] == "[" else 404, id=id, path=path)["error"]
+
+
+def test_reading_a_part_reads_little(store, ask, monkeypatch):
+    session = store.session("long")
+    session.save({"messages": [{"n": n, "text": f"{n} " * 200} for n in range(5_000)]})
+    read: list[Any] = []
+    items = SqliteReader.items
+
+    def counted(self: SqliteReader, *args: Any) -> Any:
+        for row in items(self, *args):
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(SqliteReader, "items", counted)
+    page = ask("messages", id=session.get().id, limit=10)
+    assert (page["length"], page["start"], page["items"][-1]["n"]) == (5_000, 4_990, 4_999)
+    assert 0 < len(read) < 10
+
+
+def test_messages(store, trip, ask):
+    id = trip.get().id
+    page = ask("messages", id=id)
+    assert page["path"] == ["messages"]
+    assert page["items"] == trip.load()["messages"]
+    assert ask("messages", id=id, start=1, limit=1)["items"] == trip.load()["messages"][1:2]
+    ask("messages", 404, id=id, path="plan")
+    other = store.session("other")
+    other.save({"inbox": [1, 2]})
+    ask("messages", 404, id=other.get().id)
+    assert ask("messages", id=other.get().id, path="inbox")["items"] == [1, 2]
+
+
+def test_what_changed(store, trip, ask):
+    c = cheap(trip)
+    found = ask("changes", id=c.id)
+    assert found["from"] == c.parent
+    assert found["changes"] == [
+        {"kind": "changed", "path": ["plan", "budget"], "before": 900, "after": 400}
+    ]
+    first = ask("changes", id=trip.get("asked").id)
+    assert first["from"] is None
+    assert [(x["kind"], x["path"]) for x in first["changes"]] == [
+        ("added", ["messages"]), ("added", ["plan"]),
+    ]  # fmt: skip
+    diff = ask("diff", a=c.id, b=trip.get().id)
+    assert wrong_shape("diff", diff) == []
+    assert diff["steps"] == {"a": 2, "b": 1}
+    blame = ask("blame", id=c.id, path="plan.budget")
+    assert wrong_shape("blame", blame) == []
+    assert (blame["checkpoint"]["id"], blame["before"], blame["after"]) == (c.id, 900, 400)
+    ask("blame", 400, id=c.id)
+    ask("blame", 404, id=c.id, path="plan.nothing")
+
+
+def test_what_it_cost(store, trip, ask):
+    child = store.session("child", parent="trip")
+    child.save({}, usage=Usage(7))
+    totals = ask("totals", session="trip")
+    assert (totals["path"]["tokens"], totals["children"]["tokens"]) == (110, 7)
+    assert totals["total"]["tokens"] == 10 + 0 + 100 + 200 + 7
+    points = ask("chart", session="trip")["points"]
+    assert [p["tokens"] for p in points] == [10, 10, 110, 110]
+    long = store.session("long")
+    for _ in range(900):
+        long.save({}, usage=Usage(1))
+    points = ask("chart", session="long")["points"]
+    assert len(points) < 500
+    assert (points[0]["tokens"], points[-1]["tokens"]) == (1, 900)
+
+
+def test_integrity(store, trip, ask, tmp_path):
+    sound = ask("integrity", id=trip.get().id)
+    assert sound["problem"] is None
+    assert [link["id"] for link in sound["chain"]] == [c.id for c in trip.history()][1:]
+    assert [o["kind"] for o in ask("ops", session="trip")["items"]] == ["rewind"]
+    long = store.session("long")
+    for n in range(20):
+        long.append("messages", {"content": f"{n} " * 900})
+    assert not any(ask("integrity", id=c.id)["problem"] for c in long.tree())
+    disk = apsw.Connection(str(tmp_path / "web.db"))
+    newest = "(SELECT max(pos) FROM items)"
+    disk.execute(f"UPDATE items SET body = zeroblob(length(body)) WHERE pos = {newest}")
+    disk.close()
+    found = [ask("integrity", id=c.id)["problem"] for c in long.tree()]
+    assert found[-1]
+    assert not any(found[:5])
+
+
+def test_a_damaged_checkpoint_is_listed_and_its_neighbours_work(store, trip, ask, tmp_path):
+    lost = cheap(trip)
+    disk = apsw.Connection(str(tmp_path / "web.db"))
+    disk.execute(
+        "UPDATE checkpoints SET body = zeroblob(80) WHERE id = ?", (ids.from_text(lost.id),)
+    )
+    disk.close()
+    rows = ask("log", session="trip")["items"]
+    assert [r["id"] for r in rows if r["damaged"]] == [lost.id]
+    for name in ("checkpoint", "integrity", "changes", "state"):
+        assert ask(name, 500, id=lost.id)["error"] == "Corrupt"
+    assert ask("messages", id=trip.get().id)["length"] == 3
+
+
+def test_search(store, trip, ask):
+    assert [c["label"] for c in ask("search", label="asked")["items"]] == ["asked"]
+    found = ask("search", text="message 1", limit=2)
+    assert len(found["items"]) == 2
+    rest = ask("search", text="message 1", before=found["next"])
+    assert rest["next"] is None
+    assert ask("search", 400, status="odd")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names(store, ask, act, name):
+    session = store.session(name, agent=name)
+    session.save({name: name}, label=name[:200], tags=[name[:200]], meta={name: name})
+    [row] = ask("log", session=name)["items"]
+    assert row["session"] == name
+    assert ask("sessions", agent=name)["items"][0]["name"] == name
+    assert act("fork", id=row["id"], name=f"{name}-2")["session"] == f"{name}-2"
+    assert ask("totals", session=name)["total"]["tokens"] == 0
+    ask("log", 404, session=f"{name}-3")
+    for id in (name, f"{row['id']}{name}", "../../etc/passwd", "' OR 1=1 --"):
+        assert ask("checkpoint", 404, id=id)["error"]
+
+
+def test_bad_requests(store, trip, ask, act):
+    for name, params in (
+        ("log", {}), ("log", {"session": ""}), ("log", {"session": "trip", "limit": "-1"}),
+        ("log", {"session": "trip", "limit": "٣"}),
+        ("log", {"session": "trip", "before": "9" * 99}),
+        ("state", {}), ("diff", {"a": "x"}),
+    ):  # fmt: skip
+        assert ask(name, 404 if params == {"a": "x"} else 400, **params)["error"]
+    act("fork", 400)
+    act("fork", 400, id=1, name="n")
+    act("fork", 409, id=trip.get().id, name="trip-b")
+    act("resolve", 400, session="trip", key="k", decided="perhaps")
+    act("answer", 400, session="trip", name="x", answer={"$bytes": "?"})
+    act("answer", 404, session="trip", name="x", answer=1)
+    asking = client(store)
+    for body in (b"", b"[]", b"{", b"\xff", b"[" * 100_000, b" " * 2_000_000):
+        answer = asking.post("/api/undo", content=body, headers={"Origin": HOME})
+        assert answer.status_code == 400, body[:10]
+        assert wrong_shape("error", answer.json()) == []
+
+
+def test_no_answer_is_long(store):
+    """Unless somebody asks for a whole value."""
+    big = store.session("big")
+    image = {"type": "image", "data": base64.b64encode(bytes(3_000_000)).decode()}
+    big.save(
+        {"messages": [image] * 3 + ["x" * 2_000_000, [["deep"] * 50_000] * 20], "k" * 90_000: 1}
+    )
+    big.save(
+        {"messages": ["y" * 200_000] * 300, "many": {str(n): "z" * 900 for n in range(20_000)}},
+        meta={"notes": "m" * 3_000_000}, reason="r" * 100_000, hint="h" * 100_000,
+        pending=[ToolCall("1", "tool", {"a": "b" * 900_000})],
+    )  # fmt: skip
+    for n in range(600):
+        big.save({"n": n}, meta={"notes": "m" * 20_000})
+    first, second, last = (big.get(f"step:{n}").id for n in (1, 2, 602))
+    asking = client(store)
+    sizes = {}
+    for name in READS.keys() - {"value"}:
+        for id in (first, second, last):
+            params = {"session": "big", "id": id, "a": first, "b": second, "limit": 1000}
+            params |= {"path": "messages"} if name in ("messages", "blame", "state") else {}
+            answer = asking.get(f"/api/{name}", params=params)
+            sizes[name, id] = len(answer.content)
+            if id != last:
+                assert answer.status_code == 200, (name, answer.text[:300])
+    assert {key: size for key, size in sizes.items() if size > LIMIT} == {}
+    whole = asking.get("/api/value", params={"id": second, "path": "messages.0"})
+    assert whole.json() == "y" * 200_000
+
+
+def test_folding_keeps_what_is_short_and_marks_what_is_cut():
+    short = {"a": [1, None, True, "text"], "$$b": {"$bytes": "AA=="}}
+    assert fold(short, 1_000) == short
+    cut = fold("x" * (LONGEST + 1), 10_000)["$folded"]
+    assert (cut["kind"], cut["length"], set(cut["start"])) == ("str", LONGEST + 1, {"x"})
+    many = fold(list(range(100_000)), 1_000)["$folded"]
+    assert (many["kind"], many["length"], many["start"][:3]) == ("list", 100_000, [0, 1, 2])
+    for value in ("x" * 10**6, ["y" * 3_000] * 1_000, {str(n): "z" * 50 for n in range(10_000)}):
+        assert len(json.dumps(fold(value, 20_000))) < 40_000
+
+
+# -- what it changes -----------------------------------------------------------------------------
+
+
+def test_actions(store, trip, act):
+    at = trip.get("asked")
+    assert wrong_shape("checkpoint", act("fork", id=at.id, name="third")) == []
+    assert store.session("third").load() == trip.load("asked")
+    act("tag", id=at.id, tag="seen")
+    act("label", id=at.id, label="begun")
+    assert (trip.get("begun").id, trip.get("tag:seen").id) == (at.id, at.id)
+    assert act("rewind", id=at.id)["id"] == at.id == trip.get().id
+    assert wrong_shape("operation", act("undo", session="trip")) == []
+    trip.refresh()
+    assert trip.get().id != at.id
+    act("redo", session="trip")
+    assert trip.get().id == at.id
+
+
+def test_what_is_pending_is_decided(store, ask, act):
+    with store.session("asks").run() as run:
+        run.wait_for("approval", prompt="Buy?")
+    told = ask("run", session="asks")
+    assert wrong_shape("pending", told["pending"][0]) == []
+    act("answer", session="asks", name="approval", answer={"$tuple": [1, 2]})
+    with store.session("asks").run() as run:
+        assert run.wait_for("approval", prompt="Buy?") == (1, 2)
+    act("resolve", 404, session="asks", key="nothing", decided="skip")
+
+
+def test_what_lands_is_told(store, trip):
+    async def listen() -> list[dict[str, Any]]:
+        told = live._told(Watcher(store.backend))
+        assert (await anext(told)).startswith(":")
+        trip.append("messages", "news", meta={"long": "x" * 100_000})
+        trip.tag("@", "new")
+        lines = [await anext(told) for _ in range(2)]
+        await told.aclose()
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    saved, tagged = asyncio.run(listen())
+    assert saved["checkpoint"]["id"] == trip.get().id
+    assert tagged["operation"]["kind"] == "tag"
+    assert len(json.dumps(saved)) < 5_000
