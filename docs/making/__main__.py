@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from docs.making import commands, measures, picture
+from docs.making import commands, measures, openapi, picture
 from docs.making.marks import put
+
+from holdfast import __version__
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -12,12 +14,14 @@ def made() -> dict[str, str]:
     """What each file has to say, by its path from the root of the project."""
     benchmarks = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
+    shapes = (ROOT / "docs/json.md").read_text("utf-8")
     cli = (ROOT / "docs/cli.md").read_text("utf-8")
     cli = put(cli, "commands", commands.reference())
     return {
         "README.md": put(readme, "measures", measures.table(benchmarks)),
         "docs/cli.md": put(cli, "exit codes", commands.exit_codes()),
         "docs/log.svg": picture.svg(),
+        "src/holdfast/web/openapi.json": openapi.text(shapes, __version__),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LONGEST = 1 << 20
+_HERE = Path(__file__).parent
 
 
 def app(
@@ -50,6 +52,7 @@ def app(
             Route("/", _page),
             *[Route(f"/api/{name}", answering(read)) for name, read in READS.items()],
             Route("/api/events", events),
+            Route("/api/openapi.json", _description),
             *[
                 Route(f"/api/{name}", _changing(act), methods=["POST"])
                 for name, act in ACTIONS.items()
@@ -69,9 +72,11 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 def _page(request: Request) -> Response:  # noqa: ARG001
-    from importlib.resources import files
+    return FileResponse(_HERE / "static" / "index.html")
 
-    return FileResponse(str(files("holdfast.web") / "static" / "index.html"))
+
+def _description(request: Request) -> Response:  # noqa: ARG001
+    return FileResponse(_HERE / "openapi.json")
 
 
 def _changing(act: Callable[[Store, Asked], Any]) -> Callable[[Request], Awaitable[Response]]:

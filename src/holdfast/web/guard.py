@@ -121,5 +121,5 @@ def _cookie_of(headers: Headers) -> str:
 
 
 def _no(status: int, error: str, message: str) -> Response:
-    told = {"error": error, "message": message, "hint": None, "exit_code": None}
+    told = {"error": error, "message": message, "hint": None, "exit_code": 1}
     return JSONResponse(told, status)
