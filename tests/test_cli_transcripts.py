@@ -215,7 +215,9 @@ def move(scribe: Scribe) -> None:
     scribe.type("copy files:copy", "copy files:copy", "copy files:copy-2 -s trip-b --json")
     scribe.both("copy files:copy -s trap", "copy nowhere/copy.db")
     scribe.type("export trip.jsonl", "export trip-b.jsonl -s trip-b --json", "export folder")
-    scribe.both("export trip.jsonl")
+    scribe.both("export trip.jsonl", "export")
+    scribe.type("export --html trip", "export all.html --html trip --html trip-b --json")
+    scribe.both("export --html trip", "export --html trap", "export --html trip -s trip-b")
     scribe.type(
         "import trip.jsonl -S new.db", "import trip.jsonl -S new.db --json", "import nothing"
     )

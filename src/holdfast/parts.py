@@ -15,9 +15,10 @@ from holdfast.lineage import Place
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from holdfast.backends.base import Backend, Reader
+    from holdfast.codec.nodes import Extent
     from holdfast.codec.streams import Source
     from holdfast.model import Checkpoint
 
@@ -71,12 +72,16 @@ def items(
         return length, first, [_value(node, source) for node in picked]
 
 
-def _node(reader: Reader, source: Source, of: Checkpoint, path: tuple[str | int, ...]) -> Node:
+def root(reader: Reader, of: Checkpoint) -> Node:
+    """The whole state of a checkpoint, not read yet."""
     found = reader.session(encode_name(of.session))
     if found is None:
         raise CheckpointNotFound(f"there is no checkpoint {of.id}")
-    root = lineage.read_row(reader, Place(found[0], of.seq)).node()
-    node = at(root, path, source)
+    return lineage.read_row(reader, Place(found[0], of.seq)).node()
+
+
+def _node(reader: Reader, source: Source, of: Checkpoint, path: tuple[str | int, ...]) -> Node:
+    node = at(root(reader, of), path, source)
     if node is None:
         raise NotFound(f"the state has nothing at {'.'.join(map(str, path))!r}")
     return node
@@ -98,11 +103,14 @@ def _list(node: Node, source: Source) -> Rope | list[Node] | None:
 def _between(found: Rope | list[Node], start: int, stop: int, source: Source) -> list[Node]:
     if not isinstance(found, Rope):
         return found[start:stop]
-    return list(_rope_items(found, start, stop, source)) if start < stop else []
+    if start >= stop:
+        return []
+    return list(rope_items(streams.cut(found.extents, start, stop), source))
 
 
-def _rope_items(rope: Rope, start: int, stop: int, source: Source) -> Iterator[Node]:
-    for piece in streams.pieces(source, streams.cut(rope.extents, start, stop)):
+def rope_items(extents: Sequence[Extent], source: Source) -> Iterator[Node]:
+    """What lies in some extents, item by item."""
+    for piece in streams.pieces(source, extents):
         begin = 0
         for end in piece.ends:
             data = piece.data[begin : end - piece.base]

@@ -190,6 +190,18 @@ def command(name: str, **attributes: Any) -> Decorator:
     return decorate
 
 
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Imports of what only an extra brings."""
+    try:
+        yield
+    except ImportError as e:
+        from holdfast.errors import InvalidRequest
+
+        hint = f"pip install 'holdfast[{extra}]'"
+        raise InvalidRequest(f"this needs {e.name}", hint=hint) from e
+
+
 def _hush() -> None:
     """Beside JSON, stderr has an error as JSON, or nothing: what the library logs is left out."""
     import logging

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import naming, words
-from holdfast.cli.app import App, command
+from holdfast.cli.app import App, command, needing
 from holdfast.cli.completing import complete_sessions
 from holdfast.cli.progress import bar
 from holdfast.errors import InvalidRequest
@@ -44,13 +44,34 @@ def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
 
 
 @command("export")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=click.Path(), required=False)
+@click.option(
+    "--html", "pages", metavar="NAME", multiple=True, shell_complete=complete_sessions,
+    help="This session as a page to look at (may be repeated); PATH is NAME.html if not given.",
+)  # fmt: skip
 @_sessions
-def export_(app: App, path: str, sessions: tuple[str, ...]) -> None:
-    """Write sessions to PATH: one portable file (….jsonl, ….jsonl.zst), or a readable folder."""
-    with app.store() as store, bar("exporting") as progress:
-        done = store.export(path, sessions=sessions or None, progress=progress)
-    _told(app, done, "exported to", path)
+def export_(app: App, path: str | None, pages: tuple[str, ...], sessions: tuple[str, ...]) -> None:
+    """Write sessions to PATH: one portable file (….jsonl, ….jsonl.zst), or a readable folder.
+
+    With --html it is one page, with all that was said and done, which any browser opens from the
+    disk. Nothing can be read back from that.
+    """
+    if pages and sessions:
+        raise InvalidRequest("--html names the sessions", hint="leave --session out")
+    if path is None and not pages:
+        raise InvalidRequest("where to? PATH is missing", hint="holdfast export sessions.jsonl")
+    with app.store() as store:
+        if pages:
+            with needing("web"):
+                from holdfast.web.exporting import export
+            handles = [naming.the_session(store, name) for name in pages]
+            path = path or f"{words.file_name(pages[0])}.html"
+            with bar("exporting") as progress:
+                done: Any = export(store, [each.name for each in handles], path, progress)
+        else:
+            with bar("exporting") as progress:
+                done = store.export(path, sessions=sessions or None, progress=progress)  # type: ignore[arg-type]
+    _told(app, done, "exported to", str(path))
 
 
 @command("import")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.app import App, command
+from holdfast.cli.app import App, command, needing
 from holdfast.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -46,13 +46,11 @@ def serve_(
     Only this machine can reach it, and only with the address that is printed. Anywhere else than
     at a loopback address it starts with an --auth-token alone.
     """
-    try:
+    with needing("web"):
+        import uvicorn  # noqa: F401 - it is missing, or it is not
+
         from holdfast.web import LOOPBACK
         from holdfast.web import app as viewer
-    except ImportError as e:
-        raise InvalidRequest(
-            f"the viewer needs {e.name}", hint="pip install 'holdfast[web]'"
-        ) from e
     if not _is_loopback(host) and not auth_token:
         raise InvalidRequest(
             f"{host} can be reached by others", hint="give an --auth-token of your own"

@@ -84,3 +84,9 @@ def line(of: Checkpoint, length: int, *, forks: Sequence[str] = (), head: bool =
     parts += [click.style(f"↳ {name}", fg="magenta") for name in forks]
     parts.append(click.style(age(of.created_at), dim=True))
     return "  ".join([part for part in parts if part])
+
+
+def file_name(text: str) -> str:
+    """A name for a file that reads like the text."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
+    return plain.strip("-.")[:80] or "session"

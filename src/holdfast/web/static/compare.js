@@ -1,0 +1,81 @@
+// Two checkpoints side by side: where they parted, what each has cost since, and what differs.
+
+import { api } from "./api.js";
+import { changeList } from "./changes.js";
+import { el, put, svg } from "./dom.js";
+import { icon } from "./icons.js";
+import { errorNode } from "./shown.js";
+import { addressOf, go } from "./view.js";
+import { compact, grouped, money, moment, plural, shortId, spent, statusWord, titleOf } from "./words.js";
+
+export class Compare {
+  constructor() {
+    this.body = el("div", { class: "scroll", tabindex: "0" });
+    this.node = el("section", { class: "pane compare", "aria-label": "Comparison", hidden: true },
+      el("header", { class: "bar-head" }, el("h2", {}, "Compare"),
+        el("button", { type: "button", class: "plain", onclick: () => this.swap() }, "Swap"),
+        el("button", { type: "button", class: "plain", "aria-label": "Close the comparison", title: "Close (Esc)", onclick: () => go({ other: null }) }, icon("close"))),
+      this.body);
+  }
+
+  swap() {
+    if (this.shown) go({ session: this.shown.b.session, id: this.shown.a.id, other: this.shown.b.id });
+  }
+
+  /** `a` is what was marked, `b` what is selected. */
+  async show(a, b) {
+    const asked = `${a} ${b}`;
+    this.node.hidden = false;
+    if (this.asked === asked) return;
+    this.asked = asked;
+    put(this.body, el("p", { class: "quiet", role: "status" }, "Comparing…"));
+    try {
+      const told = await api.get("diff", { a, b });
+      if (this.asked !== asked) return;
+      this.shown = told;
+      put(this.body, drawComparison(told));
+    } catch (error) {
+      if (this.asked === asked) put(this.body, errorNode(error));
+    }
+  }
+
+  hide() {
+    this.node.hidden = true;
+    this.asked = null;
+  }
+}
+
+function drawComparison(told) {
+  const side = (name) => compareSide(name, told[name], told.steps[name], told.usage[name]);
+  return [
+    el("div", { class: "sides heads" }, side("a"), side("b")),
+    parting(told),
+    told.changes.length ? changeList(told.changes, { before: told.a.id, after: told.b.id, sides: true }) : el("div", { class: "empty" }, el("p", {}, "Their states are equal.")),
+  ];
+}
+
+function compareSide(name, of, steps, usage) {
+  const where = addressOf({ session: of.session, id: of.id, other: null, pane: "detail" });
+  const title = el("h3", {}, el("span", { class: "mark" }, name.toUpperCase()), el("a", { href: where }, of.damaged ? shortId(of.id) : `Step ${grouped(of.step)}, ${titleOf(of)}`));
+  if (of.damaged) return el("div", { class: "side" }, title, el("p", { class: "bad" }, of.damaged));
+  return el("div", { class: "side" }, title,
+    el("p", { class: "quiet" }, `${of.session} · ${statusWord(of.status)} · ${moment(of.created_at)}`),
+    el("p", {}, `${plural(steps, "step")} since they parted: ${spent(usage)}`));
+}
+
+/** Where the two ways part, drawn with their lengths. */
+function parting({ ancestor, steps, usage }) {
+  if (ancestor === null) return el("p", { class: "quiet" }, "They have no ancestor in common.");
+  const longest = Math.max(steps.a, steps.b, 1);
+  const end = (count) => 70 + (count / longest) * 300;
+  const way = (name, y) => {
+    const x = end(steps[name]);
+    const path = steps[name] ? `M30 32C50 32 44 ${y} 70 ${y}H${x}` : `M30 32C40 32 46 ${y} ${x} ${y}`;
+    return [svg("path", { d: path, class: name === "b" ? "lane hot" : "lane" }), svg("circle", { cx: x, cy: y, r: 5, class: name === "b" ? "node hot" : "node" }), svg("text", { x: x + 12, y: y + 4 }, `${name.toUpperCase()}  ${plural(steps[name], "step")}`)];
+  };
+  const tokens = usage.b.tokens - usage.a.tokens, cost = usage.b.cost - usage.a.cost;
+  const sign = (number) => (number < 0 ? "−" : "+");
+  return el("div", { class: "parting" },
+    svg("svg", { viewBox: "0 0 520 64", role: "img", "aria-label": `They part at ${shortId(ancestor)}` }, way("a", 14), way("b", 50), svg("circle", { cx: 30, cy: 32, r: 5, class: "node" })),
+    el("p", {}, "Common ancestor ", el("a", { href: addressOf({ id: ancestor, session: null, other: null, pane: "detail" }) }, shortId(ancestor)), `. B has used ${sign(tokens)}${compact(Math.abs(tokens))} tokens and ${sign(cost)}${money(Math.abs(cost))} against A.`));
+}

@@ -1,0 +1,256 @@
+// A page without a server: what it would ask for is answered from the data that came with it.
+
+import { Refused, api } from "./api.js";
+import { isObject, ownKey, tagged, typeName } from "./values.js";
+
+const LISTS_OF_MESSAGES = ["messages", "history", "conversation", "items", "input"];
+const WITH_ENTRIES = ["list", "dict"];
+
+class Exported {
+  constructor(data) {
+    this.data = data;
+    this.known = new Map();
+    for (const log of Object.values(data.logs)) for (const row of log.items) this.known.set(row.id, row);
+    this.unpacked = new Map();
+  }
+
+  /** A whole state, made of what the pool holds. */
+  state(id) {
+    this.checkpoint({ id });
+    if (!(id in this.data.states)) {
+      const problem = this.data.problems[id] ?? "this state was not exported";
+      throw new Refused({ error: "Corrupt", message: problem, hint: null }, 500);
+    }
+    if (!this.unpacked.has(id)) {
+      if (this.unpacked.size > 8) this.unpacked.clear();
+      this.unpacked.set(id, this.unpack(this.data.states[id]));
+    }
+    return this.unpacked.get(id);
+  }
+
+  unpack(packed) {
+    if (Array.isArray(packed)) return packed.map((each) => this.unpack(each));
+    if (!isObject(packed)) return packed;
+    if ("$at" in packed) return this.data.pool[packed.$at];
+    if ("$items" in packed) return packed.$items.flatMap(([low, high]) => this.data.pool.slice(low, high));
+    return Object.fromEntries(Object.entries(packed).map(([key, each]) => [key, this.unpack(each)]));
+  }
+
+  valueAt(id, path) {
+    let value = this.state(id);
+    for (const step of path ?? []) {
+      const inside = childAt(value, step);
+      if (inside === undefined) throw absent(`the state has nothing at ${JSON.stringify(path)}`);
+      value = inside;
+    }
+    return value;
+  }
+
+  session(name) {
+    const found = this.data.sessions.find((session) => session.name === name);
+    if (!found) throw absent(`there is no session ${JSON.stringify(name)} in this file`);
+    return found;
+  }
+
+  /** From a checkpoint to the first one, as far as this file has them. */
+  *ancestors(id) {
+    for (let row = this.known.get(id); row && !row.damaged; row = this.known.get(row.ancestor)) yield row;
+  }
+
+  // -- what is asked for -----------------------------------------------------------------------
+
+  about() {
+    return this.data.about;
+  }
+
+  sessions({ agent, status, tag, label, text }) {
+    const wanted = (session) => {
+      const head = session.head ?? {};
+      return (!agent || session.agent === agent) && (!status || head.status === status) && (!label || head.label === label)
+        && (!tag || head.tags?.includes(tag)) && (!text || `${session.name} ${session.agent ?? ""}`.toLowerCase().includes(text.toLowerCase()));
+    };
+    return { items: this.data.sessions.filter(wanted), next: null };
+  }
+
+  totals({ session }) {
+    this.session(session);
+    return this.data.totals[session];
+  }
+
+  log({ session, before, limit }) {
+    this.session(session);
+    const log = this.data.logs[session];
+    const below = before ? log.items.filter((row) => row.seq < before) : log.items;
+    const items = below.slice(0, limit ?? 200);
+    return { ...log, items, next: items.length < below.length ? items.at(-1).seq : null };
+  }
+
+  checkpoint({ id }) {
+    const found = this.known.get(id);
+    if (!found) throw absent(`there is no checkpoint ${id} in this file`);
+    return found;
+  }
+
+  value({ id, path }) {
+    return this.valueAt(id, path);
+  }
+
+  /** `state` of the API: a part, with some of its entries. */
+  part({ id, path, start = 0, limit = 100 }) {
+    const value = this.valueAt(id, path);
+    const pairs = entriesOf(value).slice(start, start + limit);
+    return { ...sketchOf(value), start, items: pairs.map(([key, item]) => ({ key, ...sketchOf(item) })) };
+  }
+
+  messages({ id, path, start, limit = 50 }) {
+    const paths = path ? [path] : LISTS_OF_MESSAGES.map((name) => [name]);
+    const state = this.state(id);
+    const found = paths.find((steps) => Array.isArray(steps.reduce((at, step) => childAt(at, step), state)));
+    if (!found) throw absent("the state has no list of messages");
+    const list = this.valueAt(id, found);
+    const first = Math.min(start ?? Math.max(list.length - limit, 0), list.length);
+    return { path: found, length: list.length, start: first, items: list.slice(first, first + limit) };
+  }
+
+  changes({ id }) {
+    this.state(id);
+    return this.data.changes[id];
+  }
+
+  diff({ a, b }) {
+    const [left, right] = [[...this.ancestors(a)], [...this.ancestors(b)]];
+    const mine = new Set(left.map((row) => row.id));
+    const meeting = right.find((row) => mine.has(row.id));
+    const way = (rows) => rows.slice(0, meeting ? rows.indexOf(rows.find((row) => row.id === meeting.id)) : rows.length);
+    const cost = (rows) => ({
+      tokens: rows.reduce((sum, row) => sum + row.usage.tokens, 0), cost: rows.reduce((sum, row) => sum + row.usage.cost, 0),
+    });
+    const changes = [...differences(this.state(a), this.state(b), [])];
+    return {
+      a: this.checkpoint({ id: a }), b: this.checkpoint({ id: b }), ancestor: meeting?.id ?? null, changes,
+      steps: { a: way(left).length, b: way(right).length }, usage: { a: cost(way(left)), b: cost(way(right)) },
+    };
+  }
+
+  blame({ id, path }) {
+    const after = this.valueAt(id, path);
+    const same = JSON.stringify(after);
+    let found = this.checkpoint({ id });
+    for (const row of this.ancestors(found.ancestor)) {
+      const before = path.reduce((at, step) => childAt(at, step), this.state(row.id));
+      if (before === undefined) break;
+      if (JSON.stringify(before) !== same) return { checkpoint: found, before, after };
+      found = row;
+    }
+    return { checkpoint: found, after };
+  }
+
+  chart({ session, id }) {
+    let tokens = 0, cost = 0;
+    const path = [...this.ancestors(id ?? this.data.logs[session].head)].reverse();
+    const points = path.map((row) => {
+      tokens += row.usage.tokens;
+      cost += row.usage.cost;
+      return { id: row.id, step: row.step, tokens, cost, size: row.size };
+    });
+    const every = Math.max(Math.floor(points.length / 400), 1);
+    return { points: points.filter((_, n) => n % every === 0 || n === points.length - 1) };
+  }
+
+  run({ session }) {
+    return this.data.runs[session];
+  }
+
+  ops({ session }) {
+    return this.data.ops[session];
+  }
+
+  integrity({ id }) {
+    const chain = [...this.ancestors(id)].slice(1, 13);
+    return {
+      checkpoint: this.checkpoint({ id }), problem: this.known.get(id).damaged ?? this.data.problems[id] ?? null,
+      chain: chain.map(({ id, damaged, step, hash, session }) => ({ id, damaged, step, hash, session })),
+    };
+  }
+
+  search({ label, tag, text, agent, status, limit = 30 }) {
+    const holds = (row) => !row.damaged && (!label || row.label === label) && (!tag || row.tags.includes(tag))
+      && (!agent || row.agent === agent) && (!status || row.status === status)
+      && (!text || (row.id in this.data.states && JSON.stringify(this.state(row.id)).includes(JSON.stringify(text).slice(1, -1))));
+    const items = [];
+    for (const row of [...this.known.values()].sort((a, b) => (a.id < b.id ? 1 : -1))) {
+      if (items.length < limit && holds(row)) items.push(row);
+    }
+    return { items, next: null };
+  }
+}
+
+function absent(message) {
+  return new Refused({ error: "NotFound", message, hint: "An exported file holds only the sessions it was made of." }, 404);
+}
+
+/** What is at a key or position of a rendered value; undefined if nothing is. */
+function childAt(value, step) {
+  if (Array.isArray(value)) return Number.isInteger(step) ? value.at(step) : undefined;
+  const tag = tagged(value);
+  if (tag) return entriesOf(value).find(([key]) => key === step)?.[1];
+  if (!isObject(value)) return undefined;
+  const key = String(step).startsWith("$") ? `$${step}` : String(step);
+  return Object.hasOwn(value, key) ? value[key] : undefined;
+}
+
+function entriesOf(value) {
+  if (Array.isArray(value)) return [...value.entries()];
+  const tag = tagged(value);
+  if (tag) return tag[0] === "$dict" ? tag[1] : tag[0] === "$tuple" ? [...tag[1].entries()] : [];
+  return isObject(value) ? Object.entries(value).map(([key, each]) => [ownKey(key), each]) : [];
+}
+
+function sketchOf(value) {
+  const kind = typeName(value), size = JSON.stringify(value)?.length ?? 0;
+  if (WITH_ENTRIES.includes(kind)) return { kind, size, length: entriesOf(value).length };
+  return { kind, size, length: typeof value === "string" ? value.length : null, value };
+}
+
+/** As the library tells them: what is equal at both ends of two lists is left out. */
+function* differences(a, b, path) {
+  if (JSON.stringify(a) === JSON.stringify(b)) return;
+  if (Array.isArray(a) && Array.isArray(b)) {
+    const same = (x, y) => JSON.stringify(x) === JSON.stringify(y);
+    let start = 0, end = 0;
+    const most = Math.min(a.length, b.length);
+    while (start < most && same(a[start], b[start])) start += 1;
+    while (end < most - start && same(a.at(-1 - end), b.at(-1 - end))) end += 1;
+    const [old, fresh] = [a.slice(start, a.length - end), b.slice(start, b.length - end)];
+    for (const [n, item] of fresh.entries()) {
+      if (n < old.length) yield* differences(old[n], item, [...path, start + n]);
+      else yield { kind: "added", path: [...path, start + n], after: item };
+    }
+    for (let n = fresh.length; n < old.length; n += 1) yield { kind: "removed", path: [...path, start + n], before: old[n] };
+    return;
+  }
+  if (typeName(a) === "dict" && typeName(b) === "dict") {
+    const [old, fresh] = [new Map(entriesOf(a)), new Map(entriesOf(b))];
+    for (const [key, before] of old) if (!fresh.has(key)) yield { kind: "removed", path: [...path, key], before };
+    for (const [key, after] of fresh) {
+      if (old.has(key)) yield* differences(old.get(key), after, [...path, key]);
+      else yield { kind: "added", path: [...path, key], after };
+    }
+    return;
+  }
+  yield { kind: "changed", path, before: a, after: b };
+}
+
+function answerFromFile() {
+  const exported = new Exported(JSON.parse(document.getElementById("exported").textContent));
+  api.get = async (name, params = {}) => {
+    const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+    return exported[name === "state" ? "part" : name](given);
+  };
+  api.post = async () => {
+    throw new Refused({ error: "ReadOnly", message: "This is a file: nothing can be changed here.", hint: null }, 403);
+  };
+  api.listen = () => {};
+}
+
+answerFromFile();

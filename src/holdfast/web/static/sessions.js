@@ -1,0 +1,213 @@
+// The list of sessions at the left, its filters, and the search.
+
+import { api } from "./api.js";
+import { el, put } from "./dom.js";
+import { icon } from "./icons.js";
+import { addressOf, go, view } from "./view.js";
+import { age, grouped, moment, plural, shortId, spent, statusWord, titleOf } from "./words.js";
+
+const PAGE = 200;
+const FOUND = 12;
+const FILTERS = ["text", "status", "agent", "tag"];
+
+export class Sessions {
+  /** @param {string[]} statuses @param {(error: Error) => void} failed */
+  constructor(statuses, failed) {
+    this.failed = failed;
+    this.items = [];
+    this.next = null;
+    this.asked = 0;
+    this.totals = new Map();
+    this.queue = [];
+    this.busy = 0;
+    this.input = el("input", {
+      type: "search", placeholder: "Search  /", "aria-label": "Search sessions, labels, tags and messages",
+      value: view.text ?? "", oninput: () => this.typed({ text: this.input.value || null }),
+    });
+    const statusNames = statuses.map((status) => el("option", { value: status, selected: view.status === status }, statusWord(status)));
+    this.status = el("select", { "aria-label": "Status", onchange: () => go({ status: this.status.value || null }) }, el("option", { value: "" }, "status"), statusNames);
+    this.agent = el("input", { type: "text", placeholder: "agent", "aria-label": "Agent", value: view.agent ?? "", oninput: () => this.typed({ agent: this.agent.value || null }) });
+    this.tag = el("input", { type: "text", placeholder: "tag", "aria-label": "Tag", value: view.tag ?? "", oninput: () => this.typed({ tag: this.tag.value || null }) });
+    this.list = el("ul", { class: "sessions", "aria-label": "Sessions" });
+    this.found = el("section", { class: "found", "aria-label": "Checkpoints found", hidden: true });
+    this.more = el("button", { type: "button", class: "more", hidden: true, onclick: () => this.page() }, "More sessions");
+    this.node = el("nav", { class: "pane sessions-pane", "aria-label": "Sessions" },
+      el("div", { class: "filters" }, this.input, el("div", { class: "facets" }, this.status, this.agent, this.tag)),
+      el("div", { class: "scroll" }, this.found, this.list, this.more));
+    this.seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) if (entry.isIntersecting) this.wantTotals(entry.target.dataset.name);
+    });
+  }
+
+  typed(changes) {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => go(changes, { replace: true }), 200);
+  }
+
+  /** The view has changed. */
+  follow(before) {
+    if (FILTERS.some((name) => view[name] !== before[name])) {
+      for (const [name, field] of [["text", this.input], ["status", this.status], ["agent", this.agent], ["tag", this.tag]]) {
+        if (document.activeElement !== field) field.value = view[name] ?? "";
+      }
+      this.refresh();
+      this.search();
+    } else if (view.session !== before.session) this.draw();
+  }
+
+  /** All that are shown, once more. */
+  async refresh() {
+    const asked = ++this.asked;
+    try {
+      const limit = Math.max(PAGE, Math.min(this.items.length, 1000));
+      const page = await api.get("sessions", { ...this.query(), limit });
+      if (asked !== this.asked) return;
+      [this.items, this.next, this.error] = [page.items, page.next, null];
+    } catch (error) {
+      this.error = error;
+    }
+    this.draw();
+  }
+
+  async page() {
+    const asked = ++this.asked;
+    try {
+      const page = await api.get("sessions", { ...this.query(), after: this.next, limit: PAGE });
+      if (asked !== this.asked) return;
+      [this.items, this.next] = [this.items.concat(page.items), page.next];
+      this.draw();
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  query() {
+    return { text: view.text, status: view.status, agent: view.agent, tag: view.tag };
+  }
+
+  draw() {
+    const inList = this.list.contains(document.activeElement) ? document.activeElement.closest("li")?.dataset.name : null;
+    this.seen.disconnect();
+    put(this.list, this.ordered().map(([item, depth]) => this.row(item, depth)));
+    for (const row of this.list.children) this.seen.observe(row);
+    if (this.error) put(this.list, el("li", { class: "empty" }, el("p", { class: "bad" }, this.error.message), this.error.hint && el("p", {}, this.error.hint)));
+    else if (!this.items.length) put(this.list, el("li", { class: "empty" }, ...this.nothing()));
+    this.more.hidden = this.next === null;
+    if (inList !== null) [...this.list.children].find((row) => row.dataset.name === inList)?.firstChild.focus();
+  }
+
+  nothing() {
+    if (FILTERS.some((name) => view[name])) return [el("p", {}, view.text ? "No session has this in its name." : "No session matches."), el("button", { type: "button", onclick: () => go({ text: null, status: null, agent: null, tag: null }) }, "Clear the filters")];
+    return [el("p", {}, "The store has no session yet."), el("p", { class: "quiet" }, "The first save of an agent appears here by itself.")];
+  }
+
+  /** The last active first while all are here, and those that work for another below it. */
+  ordered() {
+    const items = this.next === null ? [...this.items].sort((a, b) => (activity(a) < activity(b) ? 1 : -1)) : this.items;
+    const names = new Set(items.map((item) => item.name));
+    const below = new Map();
+    const roots = [];
+    for (const item of items) {
+      const parent = item.head?.child_of ?? null;
+      if (parent !== null && parent !== item.name && names.has(parent)) below.set(parent, [...(below.get(parent) ?? []), item]);
+      else roots.push(item);
+    }
+    const out = [];
+    const visited = new Set();
+    const add = (item, depth) => {
+      if (visited.has(item.name)) return;
+      visited.add(item.name);
+      out.push([item, depth]);
+      for (const child of below.get(item.name) ?? []) add(child, depth + 1);
+    };
+    for (const item of [...roots, ...items]) add(item, 0);
+    return out;
+  }
+
+  row(item, depth) {
+    const { head } = item;
+    const status = item.damaged || head?.damaged ? "damaged" : head?.status ?? "in_progress";
+    const current = item.name === view.session;
+    const link = el("a", { href: addressOf({ session: item.name, id: null, other: null, pane: "timeline" }), "aria-current": current ? "true" : null, class: "session" },
+      el("span", { class: `dot ${status}`, role: "img", "aria-label": statusWord(status), title: head?.reason ? `${statusWord(status)}: ${head.reason}` : statusWord(status) }),
+      el("span", { class: "name" }, depth > 0 && icon("child", "works for the one above"), item.name),
+      el("span", { class: "when", title: head?.created_at ? moment(head.created_at) : null }, head?.created_at ? age(head.created_at) : ""),
+      el("span", { class: "facts" },
+        item.agent && el("span", { class: "agent" }, item.agent),
+        el("span", { title: plural(item.checkpoints, "checkpoint") }, head?.step ? `step ${grouped(head.step)}` : plural(item.checkpoints, "checkpoint")),
+        el("span", { class: "spent" }, this.spentText(item.name))),
+      item.damaged && el("span", { class: "bad line" }, item.damaged),
+      head?.tags?.length > 0 && el("span", { class: "chips line" }, head.tags.map((tag) => el("span", { class: "tag" }, tag))));
+    return el("li", { "data-name": item.name, class: depth > 0 ? "below" : null }, link);
+  }
+
+  spentText(name) {
+    const known = this.totals.get(name);
+    return known ? spent(known.total) : "";
+  }
+
+  /** What a session has cost is asked for when its row is seen, two at a time. */
+  wantTotals(name) {
+    const head = this.items.find((item) => item.name === name)?.head?.id ?? null;
+    if (this.totals.get(name)?.head === head || this.queue.includes(name)) return;
+    this.queue.push(name);
+    this.askTotals();
+  }
+
+  async askTotals() {
+    if (this.busy >= 2 || !this.queue.length) return;
+    this.busy++;
+    const name = this.queue.shift();
+    const head = this.items.find((item) => item.name === name)?.head?.id ?? null;
+    try {
+      const { total } = await api.get("totals", { session: name });
+      this.totals.set(name, { head, total });
+      const row = [...this.list.children].find((each) => each.dataset.name === name);
+      if (row) put(row.querySelector(".spent"), spent(total));
+    } catch (error) {
+      this.totals.set(name, { head, total: { tokens: 0, cost: 0 }, error });
+    }
+    this.busy--;
+    this.askTotals();
+  }
+
+  /** Checkpoints whose label, tag or state has the text. */
+  async search() {
+    this.searching?.abort();
+    const text = view.text?.trim();
+    this.found.hidden = !text;
+    if (!text) return;
+    const { signal } = (this.searching = new AbortController());
+    const ask = (query) => api.get("search", { ...query, status: view.status, agent: view.agent, limit: FOUND }, signal);
+    try {
+      const said = ask({ text });
+      const marks = await Promise.all([ask({ label: text }), ask({ tag: text })]);
+      this.drawFound(marks, true);
+      this.drawFound([...marks, await said], false);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      put(this.found, el("p", { class: "bad", role: "status" }, error.message));
+    }
+  }
+
+  /** Marks are found at once; messages take as long as there are some to look through. */
+  drawFound(pages, searching) {
+    const hits = new Map(pages.flatMap((page) => page.items).map((row) => [row.id, row]));
+    const more = pages.some((page) => page.next !== null) || hits.size > FOUND;
+    const word = searching ? "Searching the messages…" : hits.size === 0 ? "No label, tag or message has this text." : more ? "The newest of more." : null;
+    put(this.found, el("h2", {}, "Checkpoints"),
+      el("ul", {}, [...hits.values()].slice(0, FOUND).map(foundRow)),
+      word && el("p", { class: "quiet", role: "status" }, word));
+  }
+}
+
+function foundRow(row) {
+  const where = addressOf({ session: row.session, id: row.id, other: null, pane: "detail" });
+  return el("li", {}, el("a", { href: where, class: "hit" },
+    el("span", { class: "name" }, titleOf(row)),
+    el("span", { class: "quiet" }, row.damaged ? row.damaged : `${row.session} · step ${row.step} · ${shortId(row.id)}`)));
+}
+
+function activity(item) {
+  return item.head?.created_at ?? "";
+}
