@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 # PYTHON=/path/to/python chooses the interpreter for a new environment.
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 # command:package pairs that some tests use
-TOOLS := strace:strace faketime:faketime jq:jq
+TOOLS := strace:strace faketime:faketime jq:jq chromium:chromium
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

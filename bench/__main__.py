@@ -27,6 +27,7 @@ from . import (
     runs,
     searching,
     steps,
+    viewer,
 )
 from .lab import Lab, Row
 
@@ -61,6 +62,7 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "start": commands.start,
     "graph": graphs.run,
     "graph-history": graphs.history,
+    "viewer": viewer.first_view,
     **postgres.MEASURES,
 }
 

@@ -57,12 +57,21 @@ def app(
                 Route(f"/api/{name}", _changing(act), methods=["POST"])
                 for name, act in ACTIONS.items()
             ],
-            Mount("/static", StaticFiles(packages=[("holdfast.web", "static")])),
+            Mount("/static", _Assets(directory=_HERE / "static")),
         ],
         exception_handlers={HTTPException: _unknown},
     )
     made.state.store, made.state.read_only = store, read_only
     return Guard(made, token=token, hosts=hosts)
+
+
+class _Assets(StaticFiles):
+    """Kept by browsers, which ask each time whether they are still the same."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["cache-control"] = "no-cache"
+        return answer
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
