@@ -11,10 +11,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format docs bench torture tools clean
+.PHONY: help demo test lint format docs screenshots bench torture tools clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-base ## an agent is killed and goes on, with real output
 	@$(PY) -m holdfast demo
@@ -39,6 +39,9 @@ docs: $(VENV)/.installed-dev ## make what the pages show of the project, and bui
 	@$(PY) -m docs.making
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "build/docs/index.html"
+
+screenshots: $(VENV)/.installed-dev tools ## take the pictures of the viewer anew
+	@$(PY) -m docs.making.screens
 
 bench: $(VENV)/.installed-bench ## measure against the peer (ARGS are passed on)
 	@$(PY) -m bench $(ARGS)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import statistics
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -39,6 +35,8 @@ _SCROLL = """async () => {
 def first_view(lab: Lab) -> list[Row]:
     from playwright.sync_api import sync_playwright
 
+    from holdfast import web
+
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("the viewer is measured with chromium, which is not installed")
@@ -47,7 +45,7 @@ def first_view(lab: Lab) -> list[Row]:
     with holdfast.open(path, durability="normal") as store:
         _fill(store.session("long"), steps)
         _fill(store.session("short"), 20)
-        with _served(store) as address, sync_playwright() as playwright:
+        with web.served(store) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=[*_FLAGS])
             taken: dict[str, list[float]] = {"long": [], "short": []}
             for n in range(rounds + 1):
@@ -96,23 +94,3 @@ def _open(browser: Any, address: str) -> float:
     seconds: float = page.evaluate("performance.now()") / 1e3
     context.close()
     return seconds
-
-
-@contextmanager
-def _served(store: holdfast.Store) -> Iterator[str]:
-    import uvicorn
-
-    from holdfast import web
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(64)
-        config = uvicorn.Config(web.app(store), log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([sock],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()

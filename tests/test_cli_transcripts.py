@@ -19,8 +19,8 @@ from unittest.mock import Mock
 import pytest
 
 from holdfast.backends.sqlite import SqliteBackend
-from holdfast.cli import serving
 from holdfast.cli.main import COMMANDS, FAMILY
+from holdfast.web import serving
 from tests import cli_worlds as worlds
 from tests.cli import Ended, Normal, Terminal, environment, foreseeable
 
@@ -130,8 +130,8 @@ def _lands(scribe: Scribe) -> None:
 def _serves(scribe: Scribe) -> None:
     """At a port that nobody has, with a token that everybody knows, and not for long."""
     sock = Mock(**{"getsockname.return_value": ("127.0.0.1", 7460)})
-    scribe.patch.setattr(serving, "_listening", lambda host, port: nullcontext(sock))
-    scribe.patch.setattr(serving, "_serve", lambda served, sock: None)
+    scribe.patch.setattr(serving, "listen", lambda host, port: nullcontext(sock))
+    scribe.patch.setattr(serving, "server_of", lambda served: Mock())
     scribe.patch.setattr("secrets.token_urlsafe", lambda count: "a-token-for-this-time")
 
 

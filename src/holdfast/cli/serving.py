@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
-from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.app import App, command, needing
-from holdfast.errors import InvalidRequest, Unavailable
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from holdfast.errors import InvalidRequest
 
 
 @command("serve")
@@ -47,9 +42,7 @@ def serve_(
     at a loopback address it starts with an --auth-token alone.
     """
     with needing("web"):
-        import uvicorn  # noqa: F401 - it is missing, or it is not
-
-        from holdfast.web import LOOPBACK
+        from holdfast.web import LOOPBACK, serving
         from holdfast.web import app as viewer
     if not _is_loopback(host) and not auth_token:
         raise InvalidRequest(
@@ -60,7 +53,7 @@ def serve_(
     from secrets import token_urlsafe
 
     token = auth_token or token_urlsafe(24)
-    with app.store(write=not read_only) as store, _listening(host, port) as sock:
+    with app.store(write=not read_only) as store, serving.listen(host, port) as sock:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{sock.getsockname()[1]}/"
         url = f"{address}?token={token}"
@@ -72,7 +65,8 @@ def serve_(
         if show:
             click.launch(url)
         hosts = (*LOOPBACK, host, *allow_host)
-        _serve(viewer(store, token=token, hosts=hosts, read_only=read_only), sock)
+        made = viewer(store, token=token, hosts=hosts, read_only=read_only)
+        serving.server_of(made).run(sockets=[sock])
 
 
 def _is_loopback(host: str) -> bool:
@@ -82,26 +76,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(128)  # before the address is told, so that it can be opened at once
-    except OSError as e:
-        sock.close()
-        raise Unavailable(f"cannot listen at {host}:{port}: {e}", hint="try another --port") from e
-    return sock
-
-
-def _serve(served: ASGIApp, sock: socket.socket) -> None:
-    import uvicorn
-
-    config = uvicorn.Config(
-        served, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[sock])

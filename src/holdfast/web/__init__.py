@@ -1,8 +1,10 @@
-"""The viewer: `holdfast serve`, or `holdfast.web.app(store)` within an ASGI app of your own.
+"""The viewer: `holdfast serve`; `served(store)` in a thread of a program; or `app(store)`, to be
+mounted in an ASGI app of your own.
 
 Needs the extra `web`: pip install 'holdfast[web]'.
 """
 
 from holdfast.web.application import LOOPBACK, app
+from holdfast.web.serving import served
 
-__all__ = ["LOOPBACK", "app"]
+__all__ = ["LOOPBACK", "app", "served"]
