@@ -684,6 +684,8 @@ def test_tool_calls_are_told(home: Home) -> None:
             )
         run.tool({"call_id": "c3", "name": "odd", "arguments": "{not json"}, lambda text: text)
         run.step("model", lambda: 1)
+    kinds = [(c.kind, c.name) for c in home.session().calls()]
+    assert kinds == [("tool", "act"), ("tool", "bad"), ("tool", "odd"), ("step", "model")]
     first, second, third = home.session().tool_calls()
     assert (first.id, first.name, first.arguments, first.result) == ("c1", "act", {"x": 1}, 2)
     assert first.success

@@ -382,6 +382,10 @@ def test_search(store, trip, ask):
     rest = ask("search", text="message 1", before=found["next"])
     assert rest["next"] is None
     assert ask("search", 400, status="odd")
+    trip.save({}, meta={"user": "u1", "floor": 2})
+    for pair, count in (("user=u1", 1), ("floor=2", 1), ("floor=3", 0), ("floor='2'", 0)):
+        assert len(ask("search", meta=pair)["items"]) == count
+    assert ask("search", 400, meta="user")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -480,11 +484,15 @@ def test_actions(store, trip, act):
 
 def test_what_is_pending_is_decided(store, ask, act):
     with store.session("asks").run() as run:
+        run.step("look", lambda: 3)
         run.wait_for("approval", prompt="Buy?")
     told = ask("run", session="asks")
+    called = [(c["kind"], c["name"], c["success"]) for c in told["calls"]]
+    assert called == [("step", "look", True), ("wait", "approval", None)]
     assert wrong_shape("pending", told["pending"][0]) == []
     act("answer", session="asks", name="approval", answer={"$tuple": [1, 2]})
     with store.session("asks").run() as run:
+        run.step("look", lambda: 3)
         assert run.wait_for("approval", prompt="Buy?") == (1, 2)
     act("resolve", 404, session="asks", key="nothing", decided="skip")
 

@@ -287,6 +287,7 @@ class AsyncSession(_Mirror[Session]):
         return self.sync.repaired
 
     pending = _awaited(Session.pending)
+    calls = _awaited(Session.calls)
     tool_calls = _awaited(Session.tool_calls)
     resolve = _awaited(Session.resolve)
     answer = _awaited(Session.answer)

@@ -86,10 +86,14 @@ class Running:
         with self.store.backend.reader() as reader:
             return pendings.of_session(reader, self._number(reader), self.name)
 
-    def tool_calls(self) -> list[MadeCall]:
-        """All tool calls of this session's runs, in the order in which they were first made."""
+    def calls(self) -> list[MadeCall]:
+        """All that this session's runs have called or waited for, in the order of first times."""
         with self.store.backend.reader() as reader:
-            return [*pendings.tool_calls(reader, self._number(reader), self.name)]
+            return [*pendings.made(reader, self._number(reader), self.name)]
+
+    def tool_calls(self) -> list[MadeCall]:
+        """Of these, the calls of tools."""
+        return [call for call in self.calls() if call.kind == "tool"]
 
     def resolve(
         self, key: str, *, result: Any = NOTHING, rerun: bool = False, skip: bool = False

@@ -41,7 +41,7 @@ class Pending(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A tool call that a run has made."""
+    """What a run has called: a tool, a step, or what it waited for."""
 
     session: str
     id: str
@@ -56,6 +56,7 @@ class MadeCall(NamedTuple):
     """Seconds."""
     run: str
     turn: int
+    kind: Literal["tool", "step", "wait"]
 
 
 def of_session(reader: Reader, number: int, name: str) -> list[Pending]:
@@ -80,16 +81,14 @@ def _pending(call: Call, session: str, active: str | None) -> Pending:
     )  # fmt: skip
 
 
-def tool_calls(reader: Reader, number: int, name: str) -> Iterator[MadeCall]:
+def made(reader: Reader, number: int, name: str) -> Iterator[MadeCall]:
     for call in journals.all_calls(journals.read(reader, number)).all.values():
-        if call.kind != "tool":
-            continue
         over = call.outcome not in ("started", "rerun")
         yield MadeCall(
             name, call.key, call.name, call.arguments, call.result,
             call.outcome == "done" if over else None, call.error, _time(call.started_us),
             None if call.ended_us is None else (call.ended_us - call.started_us) / 1e6,
-            call.run, call.turn,
+            call.run, call.turn, call.kind,
         )  # fmt: skip
 
 

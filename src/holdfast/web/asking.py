@@ -108,6 +108,19 @@ class Asked:
             raise InvalidRequest(f"{name} is missing")
         return self._given[name]
 
+    def pair(self, name: str) -> dict[str, Any] | None:
+        """KEY=VALUE, where the value is JSON if it is some, else the text itself."""
+        text = self.maybe(name)
+        if text is None:
+            return None
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{name} must be KEY=VALUE, not {text[:40]!r}")
+        try:
+            return {key: json.loads(value)}
+        except (ValueError, RecursionError):
+            return {key: value}
+
     def path(self, name: str = "path") -> tuple[str | int, ...]:
         """Where in a state: a JSON list, or keys with dots between them."""
         text = self.maybe(name)

@@ -246,7 +246,7 @@ def chart(store: Store, asked: Asked) -> Shape:
 def run(store: Store, asked: Asked) -> Shape:
     """What the journal of a session tells: calls with their times, and what is open."""
     session = asked.session(store)
-    calls = session.tool_calls()
+    calls = session.calls()
     limit = asked.number("limit", 200) or 1
     start = asked.number("start", max(len(calls) - limit, 0), records.MAX_SEQ)
     shown = calls[start : start + limit]
@@ -305,11 +305,12 @@ def _link(c: Checkpoint) -> Shape:
 
 
 def search(store: Store, asked: Asked) -> Shape:
-    """Checkpoints by text and marks, the newest first; `before` goes on behind that id."""
+    """Checkpoints by text, marks and meta, the newest first; `before` goes on behind that id."""
     limit = asked.number("limit", 30, 100) or 1
     query: dict[str, Any] = {
         name: asked.maybe(name) for name in ("agent", "status", "trigger", "tag", "label", "text")
     }
+    query["meta"] = asked.pair("meta")
     Query(**query).check()
     found = list(islice(store.find(**query, before=asked.maybe("before")), limit + 1))
     return {
