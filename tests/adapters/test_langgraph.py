@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,9 +30,10 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from holdfast import lineage
-from holdfast.adapters.langgraph import HoldfastSaver, adopt, pacing, values
+from holdfast.adapters.langgraph import HoldfastSaver, adopt, pacing, sameness
 from holdfast.adapters.langgraph.threads import Line
-from holdfast.errors import InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
+from holdfast.codec import rows
+from holdfast.errors import Corrupt, InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
 from tests import postgres
 from tests.adapters import graphs
 
@@ -192,6 +194,69 @@ def test_a_list_reads_no_more_than_it_must(sqlite: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(lineage, "dress", lambda *a: read.append(1) or dress(*a))  # type: ignore[func-returns-value]
     assert ids(saver, limit=2) == ["00000599", "00000598"]
     assert len(read) < 600
+
+
+def talk(saver: HoldfastSaver, count: int) -> None:
+    """A thread that grows by a message in each step."""
+    said: list[Any] = []
+    for n in range(count):
+        said.append(AIMessage(f"{n} " + 200 * "x", id=str(n)))
+        where = config(id=f"{n - 1:08}" if n else None)
+        put(saver, where, {"messages": said[:], "plan": {"steps": [n]}}, n)
+
+
+def test_a_history_reads_each_message_once(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = HoldfastSaver(sqlite.store)
+    talk(saver, 100)
+    seen: list[int] = []
+    unseal = rows.unseal_items
+    monkeypatch.setattr(rows, "unseal_items", lambda *a: seen.append(1) or unseal(*a))  # type: ignore[func-returns-value]
+    history = [*saver.list(config())]
+    assert [len(t.checkpoint["channel_values"]["messages"]) for t in history] == [
+        *range(100, 0, -1)
+    ]
+    assert 0 < len(seen) <= 100
+
+
+def test_a_history_of_a_list_that_is_edited(saver: HoldfastSaver) -> None:
+    rng = random.Random(4)
+    said = [HumanMessage(f"{n} " + 100 * "x", id=str(n)) for n in range(30)]
+    for n in range(40):
+        if n % 3 == 0:
+            said[rng.randrange(len(said))] = HumanMessage(f"edit {n} " + 100 * "y", id=f"e{n}")
+        elif n % 3 == 1:
+            del said[rng.randrange(len(said))]
+        put(saver, config(id=f"{n - 1:08}" if n else None), {"messages": said[:]}, n)
+    history = [*saver.list(config())]
+    assert len(history) == 40
+    assert history == [latest(saver, t.config) for t in history]
+
+
+def test_states_of_a_history_share_no_lists_and_no_other_values(saver: HoldfastSaver) -> None:
+    talk(saver, 20)
+    expected = [latest(saver, config(id=id)).checkpoint for id in ids(saver)]
+    history = saver.list(config())
+    for n, (found, wanted) in enumerate(zip(history, expected, strict=True)):
+        assert found.checkpoint == wanted, n
+        state = found.checkpoint["channel_values"]
+        state["messages"].clear()
+        state["plan"]["steps"].append("changed")
+        found.checkpoint["channel_versions"]["messages"] = "changed"
+
+
+def test_a_damaged_message_is_missed_by_those_that_hold_it(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    talk(saver, 25)
+    expected = {id: latest(saver, config(id=id)) for id in ids(saver)}
+    newest = max(expected)
+    home.spoil_newest_item()
+    with pytest.raises(Corrupt, match="item"):
+        [*saver.list(config())]
+    assert {t.checkpoint["id"]: t for t in saver.list(config(), before=config(id=newest))} == {
+        id: found for id, found in expected.items() if id != newest
+    }
+    with pytest.raises(Corrupt, match="item"):
+        latest(saver)
 
 
 def test_two_that_continue_the_same_checkpoint_are_siblings(home: Home) -> None:
@@ -582,7 +647,7 @@ def test_a_message_that_was_changed_in_place_is_stored_changed(
 def test_mutant_that_trusts_the_message_itself(
     saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values._Known, "is_same", lambda _: True)
+    monkeypatch.setattr(sameness.Seen, "is_same", lambda _: True)
     with pytest.raises(AssertionError):
         test_a_message_that_was_changed_in_place_is_stored_changed(saver, 0)
 
@@ -590,7 +655,8 @@ def test_mutant_that_trusts_the_message_itself(
 def test_mutant_that_trusts_what_is_in_a_message(
     saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "_flatten", lambda _, out: out.append(None) or True)
+    see = sameness.Seen._see
+    monkeypatch.setattr(sameness.Seen, "_see", lambda *a: None if a[2] else see(*a))
     with pytest.raises(AssertionError):
         test_a_message_that_was_changed_in_place_is_stored_changed(saver, 1)
 

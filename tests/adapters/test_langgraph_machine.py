@@ -36,7 +36,7 @@ from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 
 import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver, saver, threads, values
+from holdfast.adapters.langgraph import HoldfastSaver, sameness, saver, threads
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.errors import KeyTaken
 from holdfast.runs import notes
@@ -551,7 +551,7 @@ def test_saver_equals_langgraph(machine: type[SaverMachine], rounds: Any) -> Non
 
 
 def trusts_the_message(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(values._Known, "is_same", lambda _: True)
+    patch.setattr(sameness.Seen, "is_same", lambda _: True)
 
 
 def forgets_early_writes(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -37,7 +37,7 @@ from holdfast.runs import notes
 if TYPE_CHECKING:
     import builtins
     import os
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import (
@@ -56,6 +56,15 @@ _PLAIN = (str, int, float, bool, type(None))
 _LINES, _WARM = 4_096, 64
 """Of so many threads something is remembered, and of so many the last state."""
 _PAGE = 16
+
+
+class _Reading(NamedTuple):
+    """How the states of a line are read, and what those that were read have in common."""
+
+    where: Where
+    load: Callable[[Checkpoint], Any]
+    pending: Pending
+    decoder: Decoder
 
 
 class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
@@ -96,7 +105,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         if found is None:
             return None
         with suppress(NotFound):  # unless it is deleted just now
-            return self._tuple(line, found, Pending(line, self.serde), Decoder(self.serde))
+            return self._tuple(found, self._reading(line, line.session.load))
         return None
 
     def list(
@@ -107,12 +116,11 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        decoder = Decoder(self.serde)
         rows = [self._rows(line, config, filter, before) for line in self._lines_of(config)]
-        merged = heapq.merge(*rows, key=lambda row: row[1].key or "", reverse=True)
-        for line, checkpoint, pending in islice(merged, None if limit is None else max(limit, 0)):
+        merged = heapq.merge(*rows, key=lambda row: row[0].key or "", reverse=True)
+        for checkpoint, reading in islice(merged, None if limit is None else max(limit, 0)):
             with suppress(NotFound):
-                found = self._tuple(line, checkpoint, pending, decoder)
+                found = self._tuple(checkpoint, reading)
                 yield found
 
     def _rows(
@@ -121,8 +129,8 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         config: RunnableConfig | None,
         filter: dict[str, Any] | None,
         before: RunnableConfig | None,
-    ) -> Iterator[tuple[Line, Checkpoint, Pending]]:
-        pending = Pending(line, self.serde)
+    ) -> Iterator[tuple[Checkpoint, _Reading]]:
+        reading = self._reading(line, line.series().load)
         id, end = _asked(config), _asked(before)
         found = line.descending() if id is None else _one(line.find(id))
         for checkpoint in found:
@@ -132,21 +140,23 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
                 metadata = self._metadata(checkpoint)
                 if any(metadata.get(name) != value for name, value in filter.items()):
                     continue
-            yield line, checkpoint, pending
+            yield checkpoint, reading
 
-    def _tuple(
-        self, line: Line, checkpoint: Checkpoint, pending: Pending, decoder: Decoder
-    ) -> CheckpointTuple:
-        state = line.session.load(checkpoint.id)
+    def _reading(self, line: Line, load: Callable[[Checkpoint], Any]) -> _Reading:
+        return _Reading(line.where, load, Pending(line, self.serde), Decoder(self.serde))
+
+    def _tuple(self, checkpoint: Checkpoint, reading: _Reading) -> CheckpointTuple:
+        where, load, pending, decoder = reading
+        state = load(checkpoint)
         rest = state.pop(REST)
         graph: Any = {name: decode(self.serde, value) for name, value in rest.items()}
         graph["channel_values"] = decoder.channels(state)
         parent = own_of(checkpoint)["parent"]
         return CheckpointTuple(
-            line.where.config(checkpoint.key),
+            where.config(checkpoint.key),
             graph,
             self._metadata(checkpoint),
-            line.where.config(parent) if parent else None,
+            where.config(parent) if parent else None,
             pending.writes(checkpoint),
         )
 
@@ -163,7 +173,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         line = self._line(Where.of(config))
         id = _asked(config)
         at = line.find(id) if id else line.latest()
-        pending, decoder = Pending(line, self.serde), Decoder(self.serde)
+        _, load, pending, decoder = self._reading(line, line.series().load)
         writes: dict[str, builtins.list[PendingWrite]] = {name: [] for name in channels}
         seeds: dict[str, Any] = {}
         while at is not None and len(seeds) < len(writes):
@@ -174,7 +184,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             for write in reversed(pending.writes(at)):
                 if write[1] in writes and write[1] not in seeds:
                     writes[write[1]].append(write)
-            held = line.session.load(at.id)
+            held = load(at)
             seeds |= {
                 name: decoder.channel(name, held[name])
                 for name in writes
@@ -290,12 +300,11 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             raise InvalidRequest("a thread cannot be copied onto itself")
         for line in self._lines_of(Where(str(source_thread_id), "").config(None), every=True):
             other = self._line(Where(str(target_thread_id), line.where.ns))
-            pending = Pending(line, self.serde)
+            pending, series = Pending(line, self.serde), line.series()
             for checkpoint in line.all():
                 meta = {k: v for k, v in checkpoint.meta.items() if k not in (OURS, notes.FROM)}
                 id, parent = checkpoint.key or "", own_of(checkpoint)["parent"]
-                state = line.session.load(checkpoint.id)
-                other.save(id, parent, state, meta, checkpoint.trigger)
+                other.save(id, parent, series.load(checkpoint), meta, checkpoint.trigger)
                 there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
                 for facts in pending.notes(checkpoint):
                     if facts not in there:

@@ -21,6 +21,7 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.runs import notes
+from holdfast.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,7 @@ class Line:
         self.where = where
         above = Where(where.thread, "").session if where.ns else None
         self.session: Session = store.session(where.session, agent=AGENT, parent=above)
+        self._backend = store.backend
         self.notes = notes.Notes(store.backend, where.session)
         self.encoder = Encoder()
         self.lock = threading.Lock()
@@ -129,6 +131,10 @@ class Line:
         """Let go of what only makes the next save cheaper."""
         with self.lock:
             self._last, self.encoder = None, Encoder()
+
+    def series(self) -> Series:
+        """To load many of its states."""
+        return Series(self._backend, self.session.name)
 
     def find(self, id: str) -> Checkpoint | None:
         with suppress(CheckpointNotFound, SessionNotFound):

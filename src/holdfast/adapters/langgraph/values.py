@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import ormsgpack
-from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from holdfast.adapters.langgraph.sameness import ATOMS, Seen
 from holdfast.errors import NotSerializable, UnsupportedFormat
 
 _EXT, _OF = "$ext", "of"
@@ -29,9 +29,9 @@ _MADE_BY_NAME = range(6)
 _SNAPSHOT = 7
 _FUNCTIONS = {("re", "compile")}
 """Names of what makes a value, but is not its type."""
-_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _BIG = 1 << 63
-_END = object()
+_SPARE = 64
+"""Items that are in a list no more are remembered, up to so many and as many as there are in it."""
 _is = operator.is_
 
 
@@ -71,7 +71,7 @@ def _close(tree: Any) -> Any:
             inner = tree[_OF]
             data = inner if type(inner) is bytes else _put_together(inner)
             return ormsgpack.Ext(tree[_EXT], data)
-        if not _ATOMS.issuperset(map(type, tree)):
+        if not ATOMS.issuperset(map(type, tree)):
             raise TypeError("a key that a state cannot have")
         return {key: _close(value) for key, value in tree.items()}
     if type(tree) is list:
@@ -111,11 +111,11 @@ class StrictSerializer(JsonPlusSerializer):
             self._check_object(stored, value)
         elif type(stored) is dict and type(value) is dict:
             for key, inner in stored.items():
-                if type(inner) not in _ATOMS:
+                if type(inner) not in ATOMS:
                     self._check(inner, value.get(key))
         elif type(stored) is list and type(value) is list:
             for inner, got in zip(stored, value, strict=True):
-                if type(inner) not in _ATOMS:
+                if type(inner) not in ATOMS:
                     self._check(inner, got)
 
     def _check_object(self, stored: _Object, value: Any) -> None:
@@ -140,13 +140,13 @@ def _objects(stored: Any) -> Iterator[_Object]:
         yield stored
     elif type(stored) is dict or type(stored) is list:
         for inner in stored.values() if type(stored) is dict else stored:
-            if type(inner) not in _ATOMS:
+            if type(inner) not in ATOMS:
                 yield from _objects(inner)
 
 
 def _shows(serde: SerializerProtocol) -> bool:
     """Whether what it writes is for everybody's eyes: others may encrypt."""
-    return isinstance(serde, JsonPlusSerializer)
+    return issubclass(type(serde), JsonPlusSerializer)
 
 
 def _is_plain(value: Any) -> bool:
@@ -158,7 +158,7 @@ def _is_plain(value: Any) -> bool:
         except UnicodeEncodeError:
             return False
         return True
-    return kind in _ATOMS and kind is not bytes and (kind is not int or -_BIG <= value < _BIG)
+    return kind in ATOMS and kind is not bytes and (kind is not int or -_BIG <= value < _BIG)
 
 
 def encode(serde: SerializerProtocol, value: Any, path: str) -> Any:
@@ -189,7 +189,7 @@ def decode(serde: SerializerProtocol, tree: Any) -> Any:
             "a value was not written by this serializer",
             hint="read the thread with the serializer that it was written with",
         )
-    if type(tree) in _ATOMS:
+    if type(tree) in ATOMS:
         return tree
     return serde.loads_typed(("msgpack", _put_together(tree)))
 
@@ -197,13 +197,12 @@ def decode(serde: SerializerProtocol, tree: Any) -> Any:
 class Encoder:
     """Encodes the values of one thread's channels, lists item by item.
 
-    Most items are those of the step before. They are not serialized again if each of their parts
-    that cannot change is the same object as then: a message that was changed in place has another.
+    Most items are those of the step before. They are not serialized again unless they were changed
+    in place.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[list[_Known], list[Any]]] = {}
-        """Of each channel the items of the last list, and what they were encoded to."""
+        self._lists: dict[str, _Items] = {}
 
     def channels(self, serde: SerializerProtocol, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._channel(serde, name, value) for name, value in values.items()}
@@ -214,106 +213,51 @@ class Encoder:
             if type(encoded) is list:  # a tuple; only a list is taken item by item
                 encoded = {_SERDE: "msgpack", _DATA: _put_together(encoded)}
             return encoded
-        known, encoded = self._known.get(name, ([], []))
-        count = 0
-        for item, before in zip(value, known, strict=False):
-            if before.item is not item or not before.is_same():
-                break
-            count += 1
-        others = {id(before.item): before for before in known[count:]}
-        known, encoded = known[:count], encoded[:count]
-        for n, item in enumerate(value[count:], count):
-            found = others.get(id(item))
-            if found is None or not found.is_same():
-                found = _Known(item)
-                found.encoded = encode(serde, item, f"{name}[{n}]")
-            known.append(found)
-            encoded.append(found.encoded)
-        self._known[name] = (known, encoded)
-        return encoded[:]
+        return self._lists.setdefault(name, _Items()).encode(serde, name, value)
 
 
-class _Known:
-    """An item as it was just before it was encoded. It is held, so that its id stays its own."""
+class _Known(NamedTuple):
+    """An item that was encoded. It is held, so that its id stays its own."""
 
-    __slots__ = ("_empty", "_full", "_kind", "_message", "_parts", "encoded", "item")
-
+    item: Any
+    seen: Seen
     encoded: Any
 
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self._kind, self._parts = type(item), _parts(item)
-        self._message = _is_message(self._kind)
-        self._empty: list[Any] = []
-        self._full: list[tuple[Any, list[Any]]] = []
-        """Those of its parts that can change, and what is in them."""
-        for part in self._parts or ():
-            if type(part) not in _ATOMS:
-                inside: list[Any] = []
-                if not _flatten(part, inside):
-                    self._parts = None
-                    return
-                if part:
-                    self._full.append((part, inside))
-                else:
-                    self._empty.append(part)
 
-    def is_same(self) -> bool:
-        item, before = self.item, self._parts
-        if before is None or type(item) is not self._kind:
-            return False
-        if self._message:
-            now = [*item.__dict__.values(), item.__pydantic_extra__]
-        else:
-            now = _parts(item) or []
-        if len(now) != len(before) or any(self._empty) or not all(map(_is, now, before)):
-            return False
-        for part, before in self._full:
-            now = []
-            if not _flatten(part, now) or not _identical(before, now):
-                return False
-        return True
+class _Items:
+    """The items of the last lists of a channel."""
 
+    def __init__(self) -> None:
+        self._keep([])
+        self._last: list[Any] = []
+        self._encoded: list[Any] = []
 
-def _identical(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(map(_is, a, b))
+    def _keep(self, known: Iterable[_Known]) -> None:
+        self._known = {id(each.item): each for each in known}
+        self._seen = Seen.many([each.seen for each in self._known.values()])
 
-
-_messages: dict[type, bool] = {}
-
-
-def _is_message(kind: type) -> bool:
-    if kind not in _messages:
-        ours = issubclass(kind, BaseMessage)
-        _messages[kind] = ours and kind.__module__.startswith("langchain_core.messages")
-    return _messages[kind]
-
-
-def _parts(value: Any) -> list[Any] | None:
-    """What a value is made of; None if that may be more than one sees."""
-    kind = type(value)
-    if _is_message(kind):
-        return [*value.__dict__.values(), value.__pydantic_extra__]
-    if kind is list or kind is tuple:
-        return [*value]
-    if kind is dict:
-        return [*value, *value.values()] if _ATOMS.issuperset(map(type, value)) else None
-    return [value] if kind in _ATOMS else None
-
-
-def _flatten(value: Any, out: list[Any]) -> bool:
-    """All parts of a value that cannot change, in order; False if it may have others."""
-    parts = _parts(value)
-    if parts is None:
-        return False
-    out.append(type(value))
-    for part in parts:
-        if type(part) in _ATOMS:
-            out.append(part)
-        elif not _flatten(part, out):
-            return False
-    out.append(_END)
-    return True
+    def encode(self, serde: SerializerProtocol, name: str, value: list[Any]) -> list[Any]:
+        if not self._seen.is_same():
+            self._keep([each for each in self._known.values() if each.seen.is_same()])
+            self._last = []
+        encoded: list[Any] = []
+        if len(value) >= len(self._last) and all(map(_is, self._last, value)):
+            encoded += self._encoded[: len(self._last)]
+        certain = True
+        for n, item in enumerate(value[len(encoded) :], len(encoded)):
+            found = self._known.get(id(item))
+            if found is None:
+                seen = Seen.of(item)  # before: what changes meanwhile is noticed next time
+                found = _Known(item, seen, encode(serde, item, f"{name}[{n}]"))
+                if seen.certain:
+                    self._known[id(item)] = found
+                    self._seen.add(seen)
+            certain = certain and found.seen.certain
+            encoded.append(found.encoded)
+        self._last, self._encoded = value[:] if certain else [], encoded
+        if len(self._known) > 2 * len(value) + _SPARE:
+            self._keep([self._known[i] for i in dict.fromkeys(map(id, value)) if i in self._known])
+        return encoded[:]
 
 
 class Decoder:
@@ -326,21 +270,22 @@ class Decoder:
         self._serde = serde
         self._items: dict[tuple[str, bytes], list[Any]] = {}
         """Of each channel and encoding as many as were wanted at once."""
-        self._lists: dict[str, tuple[bytes, list[Any]]] = {}
-        """The last list of each channel: its items as bytes, and as they are."""
+        self._lists: dict[str, tuple[list[Any], list[Any]]] = {}
+        """The last list of each channel that was no part of the one before: its items as they are
+        stored, and decoded."""
 
     def channels(self, trees: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.channel(name, tree) for name, tree in trees.items()}
 
     def channel(self, name: str, tree: Any) -> Any:
+        """Of `tree` nothing is given out, and nobody may change it afterwards."""
         if type(tree) is not list:
             return decode(self._serde, tree)
-        known, items = self._lists.get(name, (b"", []))
-        packed = pack(tree)[_header(len(tree)) :]
-        if not known.startswith(packed):
+        known, items = self._lists.get(name, ([], []))
+        if len(tree) > len(known) or not all(map(_is, tree, known)):
             used: dict[bytes, int] = {}
             items = [self._item(name, item, used) for item in tree]
-            self._lists[name] = (packed, items)
+            self._lists[name] = (tree, items)
         return items[: len(tree)]
 
     def _item(self, name: str, tree: Any, used: dict[bytes, int]) -> Any:
@@ -350,8 +295,3 @@ class Decoder:
         if count > len(made):
             made.append(decode(self._serde, tree))
         return made[count - 1]
-
-
-def _header(count: int) -> int:
-    """How many bytes msgpack puts before the items of a list."""
-    return 1 if count < 1 << 4 else 3 if count < 1 << 16 else 5
