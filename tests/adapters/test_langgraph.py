@@ -259,6 +259,15 @@ def test_a_damaged_message_is_missed_by_those_that_hold_it(home: Home) -> None:
         latest(saver)
 
 
+def test_a_damaged_record_is_told_as_such(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    talk(saver, 3)
+    newest = home.store.session("t").get()
+    home.spoil_checkpoint(newest.seq, name="t")
+    with pytest.raises(Corrupt, match="damaged"):
+        [*HoldfastSaver(home.another()).list(config())]
+
+
 def test_two_that_continue_the_same_checkpoint_are_siblings(home: Home) -> None:
     first = HoldfastSaver(home.store)
     second = HoldfastSaver(home.another())

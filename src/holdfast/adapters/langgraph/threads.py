@@ -284,6 +284,8 @@ class _Reversed:
 
 
 def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    if checkpoint.damaged is not None:
+        raise Corrupt(f"checkpoint {checkpoint.id} is damaged: {checkpoint.damaged}")
     own = checkpoint.meta.get(OURS)
     if type(own) is not dict:
         raise InvalidRequest(
