@@ -6,9 +6,13 @@ import asyncio
 import base64
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import apsw
 import pytest
@@ -19,8 +23,9 @@ from starlette.testclient import TestClient
 import holdfast
 from holdfast import ToolCall, Usage, ids, web
 from holdfast.backends.sqlite_reader import SqliteReader
+from holdfast.errors import Unavailable
 from holdfast.watching import Watcher
-from holdfast.web import guard, live
+from holdfast.web import guard, live, serving
 from holdfast.web.acting import ACTIONS
 from holdfast.web.folding import LONGEST, fold
 from holdfast.web.reading import READS
@@ -511,3 +516,38 @@ def test_what_lands_is_told(store, trip):
     assert saved["checkpoint"]["id"] == trip.get().id
     assert tagged["operation"]["kind"] == "tag"
     assert len(json.dumps(saved)) < 5_000
+
+
+# -- how it is started ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["serve"], ["export", "--html", "s"]])
+def test_without_the_extra_it_says_what_to_install(tmp_path, command):
+    with holdfast.open(tmp_path / "a.db") as opened:
+        opened.session("s").save({})
+    code = "import sys; sys.modules['starlette'] = None; from holdfast.cli.main import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "--store", "a.db", *command],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "needs starlette" in ran.stderr
+    assert "pip install 'holdfast[web]'" in ran.stderr
+    assert [*tmp_path.glob("*.html")] == []
+
+
+def test_a_port_that_is_taken(tmp_path, store):
+    with serving.listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(Unavailable, match="cannot listen"), web.served(store, port=port):
+            pass
+
+
+def test_a_viewer_in_a_thread(store, trip):
+    with web.served(store, read_only=True) as url:
+        with build_opener(HTTPCookieProcessor()).open(url) as page:
+            assert page.read().startswith(b"<!doctype html>")
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(url.partition("?")[0])
+    with pytest.raises(URLError):
+        urlopen(url)
