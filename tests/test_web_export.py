@@ -50,7 +50,9 @@ def test_every_state_is_there_and_every_message_once(tmp_path):
             trip.append(
                 "messages", {"role": "user", "content": f"{n} {random_text(Random(n), 300)}"}
             )
-        trip.patch(set={"plan": {"$price": 3, "raw": b"\0", "pair": (1, 2)}, "notes": "n" * 500})
+        trip.patch(
+            set={"plan": {"$price": 3, "raw": b"\0", "pair": (1, 2)}, "$top": 1, "notes": "n" * 500}
+        )
         trip.rewind("@~40")
         trip.append("messages", "another way")
         messages = trip.load()["messages"]

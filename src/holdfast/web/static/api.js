@@ -69,7 +69,7 @@ async function answered(response) {
 
 /** JSON whose integers beyond 2**53 stay exact: they become {"$int": …}, as longer ones are. */
 function exactJson(text) {
-  if (!/\d{16}/.test(text)) return JSON.parse(text);
+  if (!/[:,[]\s*-?\d{16}/.test(text)) return JSON.parse(text);
   return JSON.parse(text, (_, value, context) => {
     const inexact = Number.isInteger(value) && !Number.isSafeInteger(value);
     return inexact && /^-?\d+$/.test(context?.source ?? "") ? { $int: context.source } : value;

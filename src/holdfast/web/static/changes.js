@@ -1,13 +1,13 @@
 // What changed: messages as messages, edited text word by word, everything else by its path.
 
 import { api } from "./api.js";
+import { showBlame } from "./blame.js";
 import { isConversation, messagePlace, readMessage } from "./conversation.js";
 import { el, put } from "./dom.js";
 import { messageCard } from "./messages.js";
 import { awaited, copyButton, valueNode } from "./shown.js";
 import { folded, isAskable, pathText } from "./values.js";
-import { addressOf } from "./view.js";
-import { age, plural, shortId, titleOf } from "./words.js";
+import { plural, shortId } from "./words.js";
 import { drawWordDiff } from "./worddiff.js";
 
 const MOST_CHANGES = 2000;
@@ -97,9 +97,9 @@ function stateChange(change, of, title = null) {
 function changeBox(change, of, title, before, after) {
   const blamed = el("div", { class: "blame" });
   const path = pathText(change.path);
-  const canAsk = change.kind !== "removed" && isAskable(change.path);
-  const name = canAsk
-    ? el("button", { type: "button", class: "path", title: "When did this last change?", onclick: () => blame(blamed, of, change.path) }, path)
+  const asked = isAskable(change.path) ? blameOf(change, of) : null;
+  const name = asked
+    ? el("button", { type: "button", class: "path", title: asked.title, onclick: () => showBlame(blamed, asked.id, change.path, asked.lead) }, path)
     : el("span", { class: "path" }, path);
   return el("div", { class: `change ${change.kind} boxed` },
     el("div", { class: "changehead" }, el("span", { class: "sign", title: change.kind }, SIGNS[change.kind]), title && el("span", { class: "quiet" }, title), name, copyButton(path, "Copy the path")),
@@ -107,6 +107,13 @@ function changeBox(change, of, title, before, after) {
       ? el("div", { class: "sides" }, el("div", { class: "side before" }, before || el("span", { class: "quiet" }, "not there")), el("div", { class: "side after" }, after || el("span", { class: "quiet" }, "not there")))
       : el("div", { class: "body" }, before && el("div", { class: "was" }, before), after && el("div", { class: "is" }, after)),
     blamed);
+}
+
+/** Side by side: who made it what it is. Otherwise that is known, and the one before is asked for. */
+function blameOf(change, of) {
+  if (of.sides) return change.kind === "removed" ? null : { id: of.after, title: "When did this change?", lead: "Changed in " };
+  const at = change.kind === "added" ? null : atSide(change, "before", of);
+  return at && { id: at.id, title: "When did this change before?", lead: "Before this, it changed in " };
 }
 
 /** Where the whole of one side of a change can be asked for. */
@@ -124,16 +131,4 @@ function longEdit(change, of) {
   const both = () => Promise.all([api.get("value", { id: of.before, path: change.path }), api.get("value", { id: of.after, path: change.path })]);
   put(node, el("button", { type: "button", class: "unfold", onclick: () => awaited(node, both(), ([was, is]) => drawWordDiff(String(was), String(is))) }, "Compare these long texts word by word"));
   return node;
-}
-
-/** In which checkpoint a value last changed. Asked again, it closes. */
-function blame(node, of, path) {
-  if (node.firstChild) return put(node);
-  return awaited(node, api.get("blame", { id: of.after, path }), ({ checkpoint, before, after }) => [
-    el("p", {}, "Last changed in ",
-      el("a", { href: addressOf({ session: checkpoint.session, id: checkpoint.id, other: null, pane: "detail" }) }, checkpoint.damaged ? shortId(checkpoint.id) : `step ${checkpoint.step}, ${titleOf(checkpoint)}`),
-      checkpoint.created_at && ` (${age(checkpoint.created_at)})`),
-    el("div", { class: "was" }, before === undefined ? el("span", { class: "quiet" }, "was not there before") : valueNode(before)),
-    el("div", { class: "is" }, valueNode(after)),
-  ]);
 }

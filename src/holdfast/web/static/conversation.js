@@ -2,7 +2,7 @@
 
 import { folded, isObject } from "./values.js";
 
-const ROLES = { human: "user", ai: "assistant", developer: "system", function: "tool" };
+const ROLES = new Map([["human", "user"], ["ai", "assistant"], ["developer", "system"], ["function", "tool"]]);
 const CALLS = new Set(["function_call", "custom_tool_call", "mcp_call", "computer_call"]);
 const OUTPUTS = new Set(["function_call_output", "custom_tool_call_output", "computer_call_output"]);
 const CONVERSATIONS = new Set(["messages", "history", "conversation", "items", "input"]);
@@ -14,12 +14,12 @@ const CONVERSATIONS = new Set(["messages", "history", "conversation", "items", "
  */
 export function readMessage(value) {
   if (!isObject(value) || folded(value)) return null;
-  if (typeof value.role === "string") return { role: ROLES[value.role] ?? value.role, blocks: chatBlocks(value) };
+  if (typeof value.role === "string") return { role: ROLES.get(value.role) ?? value.role, blocks: chatBlocks(value) };
   if (typeof value.type !== "string") return null;
   if (CALLS.has(value.type)) return { role: "assistant", blocks: [callBlock(value.call_id ?? value.id, value.name ?? value.type, value.arguments ?? value.input ?? value.action, [])] };
   if (OUTPUTS.has(value.type)) return { role: "tool", blocks: [resultBlock(value.call_id, value.output, ["output"])] };
   if (value.type === "reasoning") return { role: "assistant", blocks: reasoningBlocks(value) };
-  if (["human", "ai", "system", "tool"].includes(value.type) && "content" in value) return { role: ROLES[value.type] ?? value.type, blocks: chatBlocks(value) };
+  if (["human", "ai", "system", "tool"].includes(value.type) && "content" in value) return { role: ROLES.get(value.type) ?? value.type, blocks: chatBlocks(value) };
   return null;
 }
 

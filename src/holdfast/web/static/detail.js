@@ -111,7 +111,7 @@ export class Detail {
 }
 
 function currentTab() {
-  return view.tab in TABS ? view.tab : "changes";
+  return Object.hasOwn(TABS, view.tab ?? "") ? view.tab : "changes";
 }
 
 function headFacts(of) {

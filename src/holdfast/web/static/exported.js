@@ -173,8 +173,9 @@ class Exported {
     };
   }
 
-  search({ label, tag, text, agent, status, limit = 30 }) {
-    const holds = (row) => !row.damaged && (!label || row.label === label) && (!tag || row.tags.includes(tag))
+  search({ label, tag, text, meta, agent, status, limit = 30 }) {
+    const [, key, wanted] = /^([^=]+)=(.*)$/s.exec(meta ?? "") ?? [];
+    const holds = (row) => !row.damaged && (!key || holdsPair(row.meta, key, wanted)) && (!label || row.label === label) && (!tag || row.tags.includes(tag))
       && (!agent || row.agent === agent) && (!status || row.status === status)
       && (!text || (row.id in this.data.states && JSON.stringify(this.state(row.id)).includes(JSON.stringify(text).slice(1, -1))));
     const items = [];
@@ -183,6 +184,12 @@ class Exported {
     }
     return { items, next: null };
   }
+}
+
+/** KEY=VALUE, where the value is JSON if it is some, else the text itself. */
+function holdsPair(meta, key, text) {
+  const found = childAt(meta, key);
+  return found === text || JSON.stringify(found) === text;
 }
 
 function absent(message) {

@@ -49,5 +49,5 @@ export function icon(name, title) {
 /** Why a checkpoint was taken. */
 export function triggerIcon(row) {
   const found = row.trigger && TRIGGERS.find(([words]) => words.test(row.trigger));
-  return icon(found ? found[1] : row.operation in DRAWN ? row.operation : "save");
+  return icon(found ? found[1] : Object.hasOwn(DRAWN, row.operation) ? row.operation : "save");
 }

@@ -32,7 +32,7 @@ export function listenToKeys(does) {
       return;
     }
     const scrolls = event.key.startsWith("Arrow") || event.key === "Home" || event.key === "End";
-    if (scrolls && at.closest?.(".panel, .tabs, .compare, summary")) return;
+    if (scrolls && at.closest?.(".panel, .compare, summary")) return;
     const action = does[event.key];
     if (!action) return;
     event.preventDefault();

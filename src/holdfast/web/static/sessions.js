@@ -21,7 +21,7 @@ export class Sessions {
     this.queue = [];
     this.busy = 0;
     this.input = el("input", {
-      type: "search", placeholder: "Search  /", "aria-label": "Search sessions, labels, tags and messages",
+      type: "search", placeholder: "Search  /", "aria-label": "Search sessions, labels, tags, metadata (key=value) and messages",
       value: view.text ?? "", oninput: () => this.typed({ text: this.input.value || null }),
     });
     const statusNames = statuses.map((status) => el("option", { value: status, selected: view.status === status }, statusWord(status)));
@@ -41,7 +41,12 @@ export class Sessions {
 
   typed(changes) {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => go(changes, { replace: true }), 200);
+    this.unsaid = { ...this.unsaid, ...changes };
+    this.typing = setTimeout(() => {
+      const said = this.unsaid;
+      this.unsaid = {};
+      go(said, { replace: true });
+    }, 200);
   }
 
   /** The view has changed. */
@@ -171,7 +176,7 @@ export class Sessions {
     this.askTotals();
   }
 
-  /** Checkpoints whose label, tag or state has the text. */
+  /** Checkpoints whose label, tag or state has the text, or whose metadata has key=value. */
   async search() {
     this.searching?.abort();
     const text = view.text?.trim();
@@ -181,7 +186,8 @@ export class Sessions {
     const ask = (query) => api.get("search", { ...query, status: view.status, agent: view.agent, limit: FOUND }, signal);
     try {
       const said = ask({ text });
-      const marks = await Promise.all([ask({ label: text }), ask({ tag: text })]);
+      const marked = [{ label: text }, { tag: text }, ...(/^[^=]+=/.test(text) ? [{ meta: text }] : [])];
+      const marks = await Promise.all(marked.map(ask));
       this.drawFound(marks, true);
       this.drawFound([...marks, await said], false);
     } catch (error) {

@@ -36,7 +36,8 @@ export function textNode(text, draw = null) {
 }
 
 export function copyButton(text, title, words = null) {
-  const button = el("button", { type: "button", class: "copy", title, "aria-label": title, onclick: async () => {
+  const button = el("button", { type: "button", class: "copy", title, "aria-label": title, onclick: async (event) => {
+    event.preventDefault(); // within a summary, it must not open it
     try {
       await navigator.clipboard.writeText(text);
       button.classList.add("done");

@@ -4,7 +4,7 @@ import { el, put } from "./dom.js";
 import { icon, triggerIcon } from "./icons.js";
 import { drawLanes, lanesWidth } from "./lanes.js";
 import { compact, lasting, money, moment, plural, shortId, statusWord, titleOf } from "./words.js";
-import { go } from "./view.js";
+import { go, view } from "./view.js";
 
 export const ROW_HEIGHT = 32;
 const AROUND = 12;
@@ -136,7 +136,7 @@ export class Timeline {
 
   parts(row, isHead) {
     const took = this.rows.took(row), { most } = this.rows;
-    const chips = [...row.tags.map((tag) => el("span", { class: "tag" }, tag)), ...row.forks.map((name) => sessionChip(name, null, "Open the fork"))];
+    const chips = [...row.forks.map((name) => sessionChip(name, null, "Open the fork")), ...row.tags.map((tag) => el("span", { class: "tag" }, tag))];
     const left = chips.length - MOST_CHIPS;
     return [
       el("span", { class: "step", title: `step ${row.step}, ${moment(row.created_at)}` }, row.step),
@@ -160,7 +160,13 @@ export function sessionChip(name, id, title) {
     event.stopPropagation();
     go({ session: name, id, other: null, pane: id ? "detail" : "timeline" });
   };
-  return el("button", { class: "chip", type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, name));
+  return el("button", { class: "chip", type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, beside(name)));
+}
+
+/** A fork is mostly named after what it comes from: then only what it adds is told. */
+function beside(name) {
+  const own = view.session;
+  return own && name.length > own.length && name.startsWith(own) ? `…${name.slice(own.length)}` : name;
 }
 
 function usageBar(kind, amount, most, word) {

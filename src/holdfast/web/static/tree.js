@@ -1,7 +1,9 @@
 // The state as a tree. What is opened is asked for; nothing else is.
 
 import { api } from "./api.js";
+import { showBlame } from "./blame.js";
 import { el, put } from "./dom.js";
+import { icon } from "./icons.js";
 import { copyButton, errorNode, valueNode } from "./shown.js";
 import { brief, isAskable, pathText } from "./values.js";
 import { bytes, grouped } from "./words.js";
@@ -39,13 +41,18 @@ function branchNode(id, path, item) {
   const key = el("span", { class: typeof item.key === "number" ? "key index" : "key" }, typeof item.key === "string" ? item.key : brief(item.key));
   const copy = copyButton(pathText(path), "Copy the path");
   const askable = isAskable(path);
+  const blamed = el("div", { class: "blame" });
+  const blamer = askable && el("button", { type: "button", class: "copy", title: "When did this last change?", "aria-label": `When did ${pathText(path)} last change?`, onclick: (event) => {
+    event.preventDefault();
+    showBlame(blamed, id, path);
+  } }, icon("clock"));
   if (!isContainer(item)) {
     const short = typeof item.value !== "object" && String(item.value).length < ONE_LINE && !String(item.value).includes("\n");
     const shown = short ? el("code", { class: `leaf ${item.kind}` }, brief(item.value)) : valueNode(item.value, askable ? { id, path } : null);
-    return el("li", { class: "leafrow" }, key, el("span", { class: "kind" }, item.kind), copy, shown);
+    return el("li", {}, el("div", { class: "leafrow" }, key, el("span", { class: "kind" }, item.kind), blamer, copy, shown), blamed);
   }
-  const summary = el("summary", {}, key, el("span", { class: "kind" }, `${item.kind} of ${grouped(item.length)}, ${bytes(item.size)}`), copy);
-  if (!askable || !item.length) return el("li", {}, el("div", { class: "closed" }, ...summary.childNodes));
+  const summary = el("summary", {}, key, el("span", { class: "kind" }, `${item.kind} of ${grouped(item.length)}, ${bytes(item.size)}`), blamer, copy);
+  if (!askable || !item.length) return el("li", {}, el("div", { class: "closed" }, ...summary.childNodes), blamed);
   const inner = el("ul");
   const node = el("details", { ontoggle: async () => {
     if (!node.open || inner.firstChild) return;
@@ -58,7 +65,7 @@ function branchNode(id, path, item) {
       put(inner, el("li", {}, errorNode(error)));
     }
   } }, summary, inner);
-  return el("li", {}, node);
+  return el("li", {}, blamed, node);
 }
 
 function isContainer(part) {

@@ -15,7 +15,7 @@ export function folded(value) {
 export function tagged(value) {
   if (!isObject(value)) return null;
   const keys = Object.keys(value);
-  return keys.length === 1 && keys[0] in NAMES ? [keys[0], value[keys[0]]] : null;
+  return keys.length === 1 && Object.hasOwn(NAMES, keys[0]) ? [keys[0], value[keys[0]]] : null;
 }
 
 export function isObject(value) {

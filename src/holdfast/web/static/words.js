@@ -75,7 +75,7 @@ export function shortId(id) {
 }
 
 export function statusWord(status) {
-  return STATUS_WORDS[status] ?? status;
+  return Object.hasOwn(STATUS_WORDS, status) ? STATUS_WORDS[status] : status;
 }
 
 /** What a row is called: its label, or why it was taken. */
