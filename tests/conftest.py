@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ PROBES = {
     "faketime": ["faketime", "2020-01-01 00:00:00", "true"],
 }
 SKIPPED: dict[str, str] = {}
+
+
+# Started in the background, a shell leaves Ctrl-C ignored, and so it would be in every child.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,7 @@ from .checking import findings
 from .ledger import Ledger, complete_lines
 from .writer import Writer
 
-TIMEOUT = 9.0  # of which a third is for one answer
+TIMEOUT = 12.0  # of which a third is for one answer
 WEIGHTS: workload.Weights = {
     "append": 50, "save": 15, "patch": 10, "rewind": 6, "fork": 5, "prune": 3, "regret": 3,
     "drop": 2, "gc": 1, "reopen": 1,
