@@ -1,5 +1,5 @@
 """`python -m holdfast`."""
 
-from holdfast.cli.main import main
+from holdfast.cli import main
 
 main()

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -124,17 +124,12 @@ def cli(ctx: click.Context, store: str | None) -> None:
     ctx.obj = App(store)
 
 
-def main(args: list[str] | None = None) -> NoReturn:
-    """The entry point of the `holdfast` command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a state may hold what no terminal shows
-    sys.exit(run(args))
-
-
 def run(args: list[str] | None = None) -> int:
     """Run a command; its exit code."""
     args = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a state may hold what no terminal shows
     json = "--json" in args
     try:
         # Not cli.main(): that has exit codes of its own for Ctrl-C and for a pipe that was closed.
