@@ -11,7 +11,7 @@ from .lab import Lab, Row
 from .timing import Ratio, duration, interleave
 
 _BARE = "import apsw"
-_COMMAND = "from holdfast.cli import main; main()"
+_COMMAND = "from holdfast.__main__ import main; main()"
 
 
 def start(lab: Lab) -> list[Row]:

@@ -128,7 +128,7 @@ def _write_files(like: Path, path: Path) -> None:
     for folder in [like, *[p for p in like.rglob("*") if p.is_dir()]]:
         target = path / folder.relative_to(like)
         target.mkdir(parents=True, exist_ok=True)
-        for file in folder.iterdir():
-            if file.is_file():
-                disk.replace(target / file.name, file.read_bytes(), folder=False)
-        disk.sync(target)
+        with disk.Batch(durable=True) as batch:
+            for file in folder.iterdir():
+                if file.is_file():
+                    batch.replace(str(target / file.name), file.read_bytes())

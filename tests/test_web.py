@@ -536,7 +536,7 @@ def test_what_lands_is_told(store, trip):
 def test_without_the_extra_it_says_what_to_install(tmp_path, command):
     with holdfast.open(tmp_path / "a.db") as opened:
         opened.session("s").save({})
-    code = "import sys; sys.modules['starlette'] = None; from holdfast.cli import main; main()"
+    code = "import sys; sys.modules['starlette'] = None; from holdfast.__main__ import main; main()"
     ran = subprocess.run(
         [sys.executable, "-c", code, "--store", "a.db", *command],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,

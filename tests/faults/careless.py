@@ -27,9 +27,7 @@ from .writer import main
 def renames_before_it_syncs() -> None:
     """A file gets its name while what is in it may still be lost."""
 
-    def hastily(
-        path: Path | str, data: bytes, *, durable: bool = True, folder: bool = True
-    ) -> None:
+    def hastily(path: Path | str, data: bytes, *, durable: bool = True) -> None:
         path = Path(path)
         draft = path.parent / f"{disk.TEMPORARY}{os.getpid()}"
         draft.write_bytes(data)
@@ -43,19 +41,24 @@ def renames_before_it_syncs() -> None:
 def logs_before_it_writes() -> None:
     """The line in the log comes before the items that it refers to."""
     append, log = Streams.append, Home.log
-    late: list[tuple[Any, ...]] = []
+    late: list[tuple[Streams, Path, int, Any]] = []
 
-    def later(self: Streams, path: Path, end: int, lines: Any, *, durable: bool) -> None:
-        late.append((self, path, end, lines, durable))
+    def later(self: Streams, path: Path, end: int, lines: Any, batch: disk.Batch) -> None:
+        late.append((self, path, end, lines))
 
     def first(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
         log(self, ledger, entry, line)
         while late:
-            streams, path, end, lines, durable = late.pop(0)
-            append(streams, path, end, lines, durable=durable)
+            with disk.Batch(durable=True) as batch:
+                append(*late.pop(0), batch)
 
     Streams.append = later  # type: ignore[method-assign]
     Home.log = first  # type: ignore[method-assign]
+
+
+def syncs_only_the_log() -> None:
+    """What the line in the log refers to may still be lost."""
+    disk.Batch._sync = lambda self: None  # type: ignore[method-assign]
 
 
 def trusts_what_it_finds() -> None:

@@ -124,7 +124,13 @@ def test_mutant_that_does_not_sync(lacking):
 
 @pytest.mark.tools("strace")
 @pytest.mark.parametrize(
-    "mutant", ["renames_before_it_syncs", "logs_before_it_writes", "frees_before_it_says_so"]
+    "mutant",
+    [
+        "renames_before_it_syncs",
+        "logs_before_it_writes",
+        "syncs_only_the_log",
+        "frees_before_it_says_so",
+    ],
 )
 def test_mutant_that_syncs_too_late(mutant):
     script = "short" if mutant.startswith("renames") else "tidy"  # which has items

@@ -18,11 +18,13 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Self
 
 HAS_LOCKS = fcntl is not None
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
 _BACK_OFF = (50e-6, 600e-6)
+_OPEN_AT_ONCE = 64
 TEMPORARY = ".new-"
 """Files whose names begin so are drafts; those that a crash has left behind mean nothing."""
 
@@ -52,11 +54,8 @@ def write_all(handle: int, data: bytes, at: int) -> None:
         done += os.pwrite(handle, data[done:] if done else data, at + done)
 
 
-def replace(path: Path | str, data: bytes, *, durable: bool = True, folder: bool = True) -> None:
-    """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync.
-
-    Of many files in one folder, only the last one needs to sync the folder.
-    """
+def replace(path: Path | str, data: bytes, *, durable: bool = True) -> None:
+    """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync."""
     parent = os.path.dirname(path)
     draft = f"{parent}/{TEMPORARY}{os.urandom(8).hex()}"
     try:
@@ -72,8 +71,71 @@ def replace(path: Path | str, data: bytes, *, durable: bool = True, folder: bool
         with suppress(FileNotFoundError):
             os.unlink(draft)
         raise
-    if durable and folder:
+    if durable:
         sync(parent)
+
+
+class Batch:
+    """Files that are written one after another, and synced together at the end of a block.
+
+    The first wait for the disk takes along much of what the others would wait for. After a crash
+    within the block any part of it may be there: this is for what counts only once something that
+    is written later says so.
+    """
+
+    def __init__(self, *, durable: bool) -> None:
+        self._durable = durable
+        self._written: list[tuple[int, Callable[[], None] | None]] = []
+        self._folders: dict[str, None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._sync()
+                for folder in self._folders if self._durable else ():
+                    sync(folder)
+        finally:
+            self._close()
+
+    def add(
+        self, handle: int, *, folder: str | None = None, then: Callable[[], None] | None = None
+    ) -> None:
+        """Sync and close a file, and its folder if its name is new; `then` is called after that."""
+        self._written.append((handle, then))
+        if folder is not None:
+            self._folders[folder] = None
+        if len(self._written) >= _OPEN_AT_ONCE:
+            self._sync()
+            self._close()
+
+    def replace(self, path: str, data: bytes) -> None:
+        """A file with a new content, maybe in place of one that counts for nothing."""
+        parent = os.path.dirname(path)
+        draft = f"{parent}/{TEMPORARY}{os.urandom(8).hex()}"
+        handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(handle, data, 0)
+            os.replace(draft, path)
+        except BaseException:
+            os.close(handle)
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+            raise
+        self.add(handle, folder=parent)
+
+    def _sync(self) -> None:
+        for handle, then in self._written:
+            if self._durable:
+                sync_handle(handle)
+            if then is not None:
+                then()
+
+    def _close(self) -> None:
+        while self._written:
+            os.close(self._written.pop()[0])
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:

@@ -222,31 +222,29 @@ class Streams:
         finally:
             os.close(handle)
 
-    def append(self, path: Path, end: int, lines: Sequence[Line], *, durable: bool) -> None:
+    def append(self, path: Path, end: int, lines: Sequence[Line], batch: disk.Batch) -> None:
         """Add lines behind those of numbers below `end`; what else there is was never committed."""
         new = not path.exists()
         if new:  # who copies a store may leave out folders that are empty
-            disk.make_folder(path.parent, durable=durable)
+            disk.make_folder(path.parent)
+        data = b"".join([show(line) for line in lines])
+        known = self._written.pop(path, None)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             status = os.fstat(handle)
-            known = self._written.pop(path, None)
-            if known == (status.st_ino, status.st_size, end):
-                at, torn = status.st_size, False
-            else:
+            at, torn = status.st_size, False
+            if known != (status.st_ino, at, end):
                 at, torn = self._end(path, handle, end)
-            data = b"".join([show(line) for line in lines])
-            data = b"\n" + data if torn else data
+            if torn:
+                data = b"\n" + data
             disk.write_all(handle, data, at)
-            if durable:
-                disk.sync_handle(handle)
-                if (
-                    new or known is None
-                ):  # who has made it may have been killed before it was synced
-                    disk.sync(path.parent)
-        finally:
+        except BaseException:
             os.close(handle)
-        self._written[path] = (status.st_ino, at + len(data), lines[-1].n + 1)
+            raise
+        now = (status.st_ino, at + len(data), lines[-1].n + 1)
+        # Who has made the file may have been killed before its name was synced.
+        folder = str(path.parent) if new or known is None else None
+        batch.add(handle, folder=folder, then=lambda: self._written.update({path: now}))
 
     def _end(self, path: Path, handle: int, end: int) -> tuple[int, bool]:
         """Where to go on writing, and whether what is before that lacks the end of its line.

@@ -222,10 +222,11 @@ def commit(home: Home, change: Change) -> None:
         items, ends = _new_items(home, ledger, change)
         texts = _texts(ledger, change, notes)
         entry, line = ledger.line(entry_of(change, notes, ends))
-        for path, end, lines in items:
-            home.streams.append(path, end, lines, durable=home.durable)
-        for n, (file, text) in enumerate(texts, start=1):
-            disk.replace(file, text, durable=home.durable, folder=n == len(texts))
+        with disk.Batch(durable=home.durable) as batch:
+            for path, end, lines in items:
+                home.streams.append(path, end, lines, batch)
+            for file, text in texts:
+                batch.replace(file, text)
         if notes.copied is not None and notes.copied.journal:
             files_journal.copy(home, ledger, notes.copied.journal)
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from importlib import import_module
@@ -127,9 +126,6 @@ def cli(ctx: click.Context, store: str | None) -> None:
 def run(args: list[str] | None = None) -> int:
     """Run a command; its exit code."""
     args = sys.argv[1:] if args is None else args
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a state may hold what no terminal shows
     json = "--json" in args
     try:
         # Not cli.main(): that has exit codes of its own for Ctrl-C and for a pipe that was closed.
