@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.importers.foreign import Document, Unsound, shown
 from holdfast.importers.landing import Imported
-from holdfast.importers.threads import Landed
+from holdfast.importers.threads import Landed, import_lines
 from holdfast.importers.transcripts import (
     Files,
     Item,
@@ -62,17 +62,7 @@ _STRUCTURE = ("type", "uuid", "parentUuid", "isSidechain", "isMeta", "costUSD")
 
 def import_claude_code(store: Store, path: str | os.PathLike[str]) -> Imported:
     """Import a transcript of Claude Code, or those below a folder. Nothing in it is changed."""
-    files = Files(path, ".jsonl")
-    landed = Landed(store, FORMAT, files.findings)
-    for name in files.names:
-        transcript = _Transcript(files, name)
-        for number, raw, data in files.lines(name):
-            try:
-                transcript.take(number, raw, data)
-            except Unsound as e:
-                files.skip(name, number, e)
-        transcript.land(landed)
-    return landed.result()
+    return import_lines(store, FORMAT, path, _Transcript)
 
 
 def looks_like(data: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.importers.foreign import Document, Unsound, instant, shown
 from holdfast.importers.landing import Imported
-from holdfast.importers.threads import Landed
+from holdfast.importers.threads import Landed, import_lines
 from holdfast.importers.transcripts import (
     Files,
     Item,
@@ -86,17 +86,7 @@ _SECOND = 1_000_000_000
 
 def import_codex(store: Store, path: str | os.PathLike[str]) -> Imported:
     """Import a rollout of Codex, or those below a folder. Nothing in it is changed."""
-    files = Files(path, ".jsonl")
-    landed = Landed(store, FORMAT, files.findings)
-    for name in files.names:
-        rollout = _Rollout(files, name)
-        for number, raw, data in files.lines(name):
-            try:
-                rollout.take(number, raw, data)
-            except Unsound as e:
-                files.skip(name, number, e)
-        rollout.land(landed)
-    return landed.result()
+    return import_lines(store, FORMAT, path, _Rollout)
 
 
 def looks_like(data: Any) -> bool:

@@ -7,16 +7,18 @@ has, however long it is. A state is built as a whole only where the parent is no
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import KeyTaken
-from holdfast.importers.foreign import Findings, merged
+from holdfast.importers.foreign import Findings, Unsound, merged
 from holdfast.importers.landing import PROVENANCE, Imported
+from holdfast.importers.transcripts import Files
 from holdfast.model import Checkpoint, ToolCall, Usage
 from holdfast.runs.messages import dangling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Callable, Iterable
 
     from holdfast import Store
     from holdfast.importers.transcripts import Item, Note, Thread, Turn
@@ -98,6 +100,36 @@ class Landed:
     def result(self) -> Imported:
         skipped = tuple(self._findings.skipped)
         return Imported(len(self._sessions), self._new, self._known, skipped, ())
+
+
+class Transcript(Protocol):
+    """What is known of one file, line by line."""
+
+    def take(self, number: int, raw: bytes, data: Any) -> None:
+        """One more line. Raises Unsound."""
+        ...
+
+    def land(self, landed: Landed) -> None: ...
+
+
+def import_lines(
+    store: Store,
+    format: str,
+    path: str | os.PathLike[str],
+    begin: Callable[[Files, str], Transcript],
+) -> Imported:
+    """Import a file of lines, or those below a folder, each with a transcript of its own."""
+    files = Files(path, ".jsonl")
+    landed = Landed(store, format, files.findings)
+    for name in files.names:
+        transcript = begin(files, name)
+        for number, raw, data in files.lines(name):
+            try:
+                transcript.take(number, raw, data)
+            except Unsound as e:
+                files.skip(name, number, e)
+        transcript.land(landed)
+    return landed.result()
 
 
 class _Landing:
