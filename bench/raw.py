@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import gc
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import apsw
 import ormsgpack
 import zstandard
+
+import holdfast
+from holdfast.backends import sqlite_writer
+from holdfast.backends.base import Change
+
+from .messages import Message
+from .stores import Durability, open_store
 
 
 class RawStore:
@@ -53,3 +61,34 @@ class RawStore:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class Statements:
+    """What appends have SQLite do, without what is computed before and after.
+
+    The changes are made by a store in memory, which is not timed.
+    """
+
+    def __init__(self, path: Path, durability: Durability) -> None:
+        self._target = open_store(path, durability)
+        backend: Any = self._target.backend
+        self._connection, self._cursor = backend._writer, backend._cursor
+        self._maker = holdfast.open("memory:")
+        self._session = self._maker.session("appends")
+        self._changes: list[Change] = []
+        commit = self._maker.backend.commit
+
+        def noted(change: Change) -> None:
+            commit(change)
+            self._changes.append(change)
+
+        self._maker.backend.commit = noted  # type: ignore[method-assign]
+
+    def of(self, message: Message) -> Callable[[], None]:
+        self._session.append("messages", message)
+        change = self._changes.pop()
+        return lambda: sqlite_writer.write(self._connection, self._cursor, change)
+
+    def close(self) -> None:
+        self._maker.close()
+        self._target.close()
