@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 import holdfast
 from holdfast import Retention, Usage
@@ -40,6 +40,21 @@ def test_an_empty_store_says_so(store: holdfast.Store, look: Look) -> None:
     expect(viewer.find(".sessions .empty")).to_contain_text("no session yet")
     store.session("first").save({"n": 1})
     expect(viewer.find(".session")).to_contain_text("first")
+
+
+def test_who_chooses_a_session_while_it_loads_waits_for_it(
+    store: holdfast.Store, look: Look
+) -> None:
+    worlds.trip(store)
+    viewer = look(store)
+    held: list[Route] = []
+    viewer.page.route("**/api/log?*", lambda route: held.append(route), times=1)  # noqa: PLW0108
+    viewer.open()
+    viewer.find(".session").first.click()
+    expect(viewer.find(".stage [role=status]")).to_have_text("Loading…")
+    for route in held:
+        route.continue_()
+    expect(viewer.rows).to_have_count(9)
 
 
 def test_the_keyboard_steps_and_switches_branches(store: holdfast.Store, look: Look) -> None:

@@ -88,18 +88,20 @@ export class Timeline {
     const chosen = rows.lineOf.get(this.selected);
     if (this.drawn.has(chosen)) list.setAttribute("aria-activedescendant", `row-${this.selected}`);
     else list.removeAttribute("aria-activedescendant");
-    if (last > rows.lines.length - AROUND && !rows.complete) this.askMore(rows);
+    if (rows.list.length && last > rows.lines.length - AROUND && !rows.complete) this.askMore(rows);
   }
 
   async askMore(rows) {
     if (rows.loading) return;
+    const known = rows.list.length;
     try {
       await rows.more();
     } catch (error) {
       this.onError?.(error);
       return;
     }
-    if (this.rows === rows) this.show(rows, this.selected, this.marked);
+    // Drawing asks again: without this, for ever, should nothing have come.
+    if (this.rows === rows && (rows.complete || rows.list.length > known)) this.show(rows, this.selected, this.marked);
   }
 
   line(line, n) {
