@@ -31,6 +31,8 @@ _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
 _ROW = 1_500
 """And a row of a list."""
+_LIST = 900_000
+"""Bytes of rows that one answer holds at most: those that are left out are on the next page."""
 _POINTS = 400
 _CHANGES = 2_000
 _CONVERSATIONS = ("messages", "history", "conversation", "items", "input")
@@ -55,12 +57,18 @@ def sessions(store: Store, asked: Asked) -> Shape:
         page.append(info)
         if len(page) > limit:
             break
-    more = len(page) > limit
-    page = page[:limit]
-    return {
-        "items": [_slim(shapes.session(info)) for info in page],
-        "next": page[-1].name if more else None,
-    }
+    items = _fitting([_slim(shapes.session(info)) for info in page[:limit]])
+    return {"items": items, "next": items[-1]["name"] if len(items) < len(page) else None}
+
+
+def _fitting(rows: list[Shape]) -> list[Shape]:
+    """As many as one answer may hold, and one at least."""
+    left = _LIST
+    for n, each in enumerate(rows):
+        left -= len(shapes.dumps(each).encode())
+        if n and left < 0:
+            return rows[:n]
+    return rows
 
 
 def _slim(shown: Shape) -> Shape:
@@ -93,16 +101,16 @@ def log(store: Store, asked: Asked) -> Shape:
     raw = records.encode_name(session.name)
     high = before - 1 if before else None
     rows = lineage.tree(store.backend, raw, session.name, newest_first=True, high=high)
-    page = list(islice(rows, limit))
-    more = next(rows, None) is not None
+    page = list(islice(rows, limit + 1))
     forks = lineage.forks(store.backend, raw)
     head = _head(session)
+    items = _fitting([
+        row(shapes.checkpoint(c)) | {"is_head": c.id == head, "forks": forks.get(c.seq, [])}
+        for c in page[:limit]
+    ])  # fmt: skip
     return {
-        "items": [
-            row(shapes.checkpoint(c)) | {"is_head": c.id == head, "forks": forks.get(c.seq, [])}
-            for c in page
-        ],
-        "next": page[-1].seq if more else None,
+        "items": items,
+        "next": items[-1]["seq"] if len(items) < len(page) else None,
         "head": head,
         "count": len(session),
     }
@@ -313,10 +321,8 @@ def search(store: Store, asked: Asked) -> Shape:
     query["meta"] = asked.pair("meta")
     Query(**query).check()
     found = list(islice(store.find(**query, before=asked.maybe("before")), limit + 1))
-    return {
-        "items": [row(shapes.checkpoint(c)) for c in found[:limit]],
-        "next": found[limit - 1].id if len(found) > limit else None,
-    }
+    items = _fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
+    return {"items": items, "next": items[-1]["id"] if len(items) < len(found) else None}
 
 
 READS: dict[str, Callable[[Store, Asked], Any]] = {
