@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -584,3 +585,16 @@ def test_a_viewer_in_a_thread(store, trip):
             urlopen(url.partition("?")[0])
     with pytest.raises(URLError):
         urlopen(url)
+
+
+def test_whoever_listens_does_not_keep_it_from_ending(store, capfd):
+    with web.served(store) as url:
+        opener = build_opener(HTTPCookieProcessor())
+        opener.open(url).close()
+        listening = [opener.open(f"{url.partition('?')[0]}api/events") for _ in range(3)]
+        assert [told.readline() for told in listening] == [b": listening\n"] * 3
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 0.9  # the second that running requests are given
+    assert capfd.readouterr().err == ""
+    for told in listening:
+        told.close()

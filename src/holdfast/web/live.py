@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from holdfast.watching import Event
 
+ENDING = "holdfast.ending"
+"""Under this name a server may put an event into a request's scope, to say that it ends."""
 _PAUSE = 0.2
 _QUIET = 15.0
 """Seconds after which a word is said, so that who is gone is noticed."""
@@ -36,13 +39,17 @@ async def events(request: Request) -> Response:
         watcher = await run_in_threadpool(Watcher, store.backend, name)
     except HoldfastError as e:
         return refused(e)
-    return StreamingResponse(_told(watcher), media_type="text/event-stream")
+    return StreamingResponse(
+        _told(watcher, request.scope.get(ENDING)), media_type="text/event-stream"
+    )
 
 
-async def _told(watcher: Watcher) -> AsyncGenerator[str, None]:
+async def _told(
+    watcher: Watcher, ending: threading.Event | None = None
+) -> AsyncGenerator[str, None]:
     yield ": listening\n\n"
     said = time.monotonic()
-    while True:
+    while ending is None or not ending.is_set():
         try:
             news = await run_in_threadpool(watcher.poll)
         except InvalidRequest:

@@ -12,11 +12,12 @@ import uvicorn
 
 from holdfast.errors import Unavailable
 from holdfast.web.application import LOOPBACK, app
+from holdfast.web.live import ENDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from holdfast import Store
 
@@ -50,10 +51,25 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+class _Server(uvicorn.Server):
+    """Tells pages that listen when it ends: they would be waited for, and then torn down."""
+
+    def __init__(self, served: ASGIApp) -> None:
+        self._served, self._ending = served, threading.Event()
+        config = uvicorn.Config(
+            self._told, interface="asgi3", log_level="warning", access_log=False,
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        super().__init__(config)
+
+    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ENDING] = self._ending
+        await self._served(scope, receive, send)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.set()
+        await super().shutdown(sockets)
+
+
 def server_of(served: ASGIApp) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(
-            served, log_level="warning", access_log=False, server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-    )  # fmt: skip
+    return _Server(served)
