@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 
 import apsw
@@ -24,6 +26,7 @@ from starlette.testclient import TestClient
 import holdfast
 from holdfast import ToolCall, Usage, ids, web
 from holdfast.backends.sqlite_reader import SqliteReader
+from holdfast.cli.main import run
 from holdfast.errors import Unavailable
 from holdfast.watching import Watcher
 from holdfast.web import guard, live, serving
@@ -140,6 +143,25 @@ def test_the_token_becomes_a_cookie(store):
     assert asking.get("/api/about").status_code == 200
     again = asking.get("/", params={"token": TOKEN}, follow_redirects=False)
     assert again.status_code == 303  # so that it leaves the address this time, too
+
+
+@pytest.mark.parametrize("token", ["p+q&r#s%41 x/y;z", 'a "quoted" \\ one', "ключ", "t" * 900])
+def test_any_text_can_be_a_token(store, token):
+    asking = client(store, token=token)
+    assert asking.get("/", params={"token": token}).status_code == 200
+    assert asking.get("/api/about").status_code == 200
+
+
+def test_a_link_on_another_site_opens_it(store):
+    """A browser follows a redirect in the name of the site that it began at, without cookies."""
+    asking = client(store, token=TOKEN)
+    other = {"Sec-Fetch-Site": "cross-site"}
+    answer = asking.get("/", params={"token": TOKEN, "more": "1"}, headers=other)
+    assert (answer.status_code, answer.headers["refresh"]) == (200, "0; url=/?more=1")
+    assert "samesite=strict" in answer.headers["set-cookie"].lower()
+    assert TOKEN not in answer.text
+    asking = client(store, token=TOKEN)
+    assert asking.get("/", params={"token": "wrong"}, headers=other).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -553,6 +575,18 @@ def test_what_lands_is_told(store, trip):
 
 
 # -- how it is started ---------------------------------------------------------------------------
+
+
+def test_the_address_that_is_printed_can_be_opened(tmp_path, store, monkeypatch, capsys):
+    """Whatever is in the token."""
+    server_of = Mock()
+    monkeypatch.setattr(serving, "server_of", server_of)
+    words = ["--store", str(tmp_path / "web.db"), "serve", "--port", "0", "--auth-token"]
+    assert run([*words, "p+q&r#s%41 x/y;zz"]) == 0
+    address = urlsplit(capsys.readouterr().out.strip())
+    [served] = server_of.call_args.args
+    asking = TestClient(served, base_url=f"http://{address.netloc}")
+    assert asking.get(f"/?{address.query}").status_code == 200
 
 
 @pytest.mark.parametrize("command", [["serve"], ["export", "--html", "s"]])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Browser, Route, expect
 
 import holdfast
 from holdfast import Retention, Usage
 from tests.home import Home
 from tests.web import worlds
+from tests.web.browser import Viewer, served
 from tests.web.conftest import Look
 from tests.web.worlds import said
 
@@ -33,6 +34,21 @@ def test_opens_with_the_session_that_was_active_last(store: holdfast.Store, look
     expect(viewer.find(".session").first).to_contain_text("planner")
     expect(viewer.find(".session").first).to_contain_text("12.1k tok · $0.61")
     expect(viewer.find(".session[aria-current]")).to_have_count(1)
+
+
+def test_a_link_on_another_site_leads_to_it(store: holdfast.Store, browser: Browser) -> None:
+    worlds.trip(store)
+    with served(store, token="0123456789abcdef") as url, browser.new_context() as context:
+        viewer = Viewer(context.new_page(), url)
+        link = f'<a href="{url}?token=0123456789abcdef">the viewer</a>'
+        viewer.page.route(
+            "http://elsewhere.example/",
+            lambda route: route.fulfill(body=link, content_type="text/html"),
+        )
+        viewer.page.goto("http://elsewhere.example/")
+        viewer.find("a").click()
+        expect(viewer.find("h1")).to_have_text("trip")
+        assert "token" not in viewer.page.url
 
 
 def test_an_empty_store_says_so(store: holdfast.Store, look: Look) -> None:

@@ -51,12 +51,13 @@ def serve_(
     if auth_token is not None and len(auth_token) < 16:
         raise InvalidRequest("an --auth-token needs at least 16 characters")
     from secrets import token_urlsafe
+    from urllib.parse import quote
 
     token = auth_token or token_urlsafe(24)
     with app.store(write=not read_only) as store, serving.listen(host, port) as sock:
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{sock.getsockname()[1]}/"
-        url = f"{address}?token={token}"
+        url = f"{address}?token={quote(token, safe='')}"
         if app.json:
             app.emit({"url": url, "read_only": read_only})
         else:

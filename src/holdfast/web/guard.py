@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -95,7 +95,7 @@ class Guard:
             found = SimpleCookie(headers.get("cookie", "")).get(_cookie_of(headers))
         except CookieError:
             return False
-        return found is not None and self._is_token(found.value)
+        return found is not None and self._is_token(unquote(found.value))
 
     def _is_token(self, given: str) -> bool:
         wanted = self._token
@@ -109,9 +109,16 @@ class Guard:
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = scope.get("root_path", "").rstrip("/") + "/"
-        answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+        target = path + (f"?{rest}" if rest else "")
+        answer: Response = RedirectResponse(target, 303)
+        if headers.get("sec-fetch-site") == "cross-site":
+            # Somebody has followed a link on another site. A browser would follow the redirect in
+            # that site's name, without the cookie; but what the page itself leads to is its own.
+            answer = Response("Opening the viewer…", headers={"refresh": f"0; url={target}"})
         name, secure = _cookie_of(headers), scope.get("scheme") == "https"
-        answer.set_cookie(name, given, path=path, httponly=True, samesite="strict", secure=secure)
+        answer.set_cookie(
+            name, quote(given, safe=""), path=path, httponly=True, samesite="strict", secure=secure
+        )
         return answer
 
 
