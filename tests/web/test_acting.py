@@ -194,3 +194,29 @@ def test_a_rewind_elsewhere_moves_the_head_here(store: holdfast.Store, look: Loo
     expect(viewer.chosen).to_contain_text("asked")
     session.label("asked", "asked again")
     expect(viewer.row("asked again")).to_be_visible()
+
+
+SEEN = """seen => {
+    Object.defineProperty(document, "hidden", {get: () => !seen, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_pages_that_nobody_sees_leave_the_connections_to_others(
+    store: holdfast.Store, look: Look
+) -> None:
+    session = worlds.trip(store)
+    first = look(store, "s=trip")
+    pages = [first.page]
+    for _ in range(7):  # a browser has six connections for all pages of one place
+        expect(pages[-1].locator(".link.on")).to_be_visible()
+        pages[-1].evaluate(SEEN, False)
+        pages.append(first.page.context.new_page())
+        pages[-1].goto(f"{first.url}#s=trip", timeout=10_000)
+    expect(pages[-1].locator(".row.chosen")).to_contain_text("done")
+    session.append("messages", worlds.said("user", "Thanks!"), label="thanked")
+    expect(pages[-1].locator(".row.chosen")).to_contain_text("thanked")
+    expect(first.chosen).to_contain_text("done")
+    pages[-1].evaluate(SEEN, False)
+    first.page.evaluate(SEEN, True)
+    expect(first.chosen).to_contain_text("thanked")

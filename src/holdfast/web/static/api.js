@@ -30,16 +30,30 @@ export const api = {
     return answered(await reached(fetch(`api/${name}`, { method: "POST", headers, body })));
   },
 
-  /** `heard` gets each event; `connected` is told whenever it can be heard again, or no longer. */
+  /**
+   * `heard` gets each event; `connected` is told whenever it can be heard again, or no longer. A page that
+   * nobody sees does not listen: a browser has six connections for all pages of one place.
+   */
   listen(heard, connected) {
-    const source = new EventSource("api/events");
-    source.onopen = () => connected(true);
-    source.onmessage = (event) => heard(exactJson(event.data));
-    source.onerror = () => {
-      connected(false);
-      if (source.readyState !== EventSource.CLOSED) return;
-      setTimeout(() => api.listen(heard, connected), 2000);
+    let source = null, soon = null;
+    const end = () => {
+      clearTimeout(soon);
+      source?.close();
+      source = null;
     };
+    const begin = () => {
+      end();
+      if (document.hidden) return;
+      source = new EventSource("api/events");
+      source.onopen = () => connected(true);
+      source.onmessage = (event) => heard(exactJson(event.data));
+      source.onerror = () => {
+        connected(false);
+        if (source.readyState === EventSource.CLOSED) soon = setTimeout(begin, 2000);
+      };
+    };
+    document.addEventListener("visibilitychange", () => (document.hidden ? end() : begin()));
+    begin();
   },
 };
 
