@@ -179,6 +179,24 @@ def test_a_change_comes_from_the_own_page_alone(store, trip, origin):
     )  # whoever has the token itself is no other page
 
 
+def test_it_says_which_store_commands_are_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for address, told in (
+        ("a b.db", str(tmp_path / "a b.db")), ("files:tree", f"files:{tmp_path / 'tree'}"),
+        ("memory:", None),
+    ):  # fmt: skip
+        with holdfast.open(address) as opened:
+            assert client(opened).get("/api/about").json()["store"] == told
+
+
+def test_which_store_is_told_without_a_password(store, monkeypatch):
+    shown = "postgresql://me@there:5432/agents (schema public)"
+    monkeypatch.setattr(store, "backend", Mock(path=shown, read_only=False))
+    store.backend.name = "postgresql"
+    told = client(store).get("/api/about").json()["store"]
+    assert told == "postgresql://me@there:5432/agents"
+
+
 def test_looking_changes_nothing(store, trip, ask):
     before = [(c.id, c.tags) for c in trip.tree()], trip.ops(), trip.head
     for name in READS:

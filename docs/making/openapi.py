@@ -171,7 +171,9 @@ def _answers() -> Schema:
         "folded": _object(
             **{"$folded": _object(kind=_TEXT, length=whole, start={})},
         ),
-        "about": _object(version=_TEXT, read_only={"type": "boolean"}, statuses=_list(_TEXT)),
+        "about": _object(
+            version=_TEXT, store=maybe, read_only={"type": "boolean"}, statuses=_list(_TEXT),
+        ),
         "page_of_session": _object(items=_list(_ref("session")), next=maybe),
         "page_of_checkpoint": _object(items=_list(_ref("checkpoint")), next=maybe),
         "log": _object(

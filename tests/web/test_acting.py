@@ -25,7 +25,7 @@ def store(sqlite: Home) -> holdfast.Store:
 # -- doing -----------------------------------------------------------------------------------------
 
 
-def test_fork(store: holdfast.Store, look: Look) -> None:
+def test_fork(sqlite: Home, store: holdfast.Store, look: Look) -> None:
     session = worlds.trip(store)
     at = session.get("flight found")
     viewer = look(store, f"s=trip&c={at.id}")
@@ -33,8 +33,8 @@ def test_fork(store: holdfast.Store, look: Look) -> None:
     viewer.press("f")
     viewer.dialog.locator("input").fill("it's $HOME; a `fork`")
     shown = viewer.dialog.locator(".command code").inner_text()
-    words = ["holdfast", "fork", "-s", "trip", at.id, "it's $HOME; a `fork`"]
-    assert shlex.split(shown) == words
+    words = ["fork", "-s", "trip", at.id, "it's $HOME; a `fork`"]
+    assert shlex.split(shown) == ["holdfast", "--store", str(sqlite.path), *words]
     expect(viewer.dialog).to_contain_text("trip is not changed")
     viewer.dialog.get_by_role("button", name="Fork").click()
     expect(viewer.find("h1")).to_have_text("it's $HOME; a `fork`")
@@ -59,9 +59,7 @@ def test_rewind_and_undo(store: holdfast.Store, look: Look) -> None:
     expect(viewer.dialog).to_contain_text("The head moves back 1 step, to step 4.")
     expect(viewer.dialog).to_contain_text("Nothing is deleted")
     expect(viewer.dialog).to_contain_text("outside world is not reversed")
-    expect(viewer.dialog.locator(".command")).to_contain_text(
-        f"holdfast rewind -s trip {steered.id}"
-    )
+    expect(viewer.dialog.locator(".command")).to_contain_text(f"rewind -s trip {steered.id}")
     viewer.dialog.get_by_role("button", name="Cancel").click()
     expect(viewer.dialog).to_have_count(0)
     assert session.get().id == done.id
@@ -104,7 +102,7 @@ def test_a_call_in_doubt_is_resolved(store: holdfast.Store, look: Look) -> None:
     expect(viewer.dialog.locator(".problem")).to_contain_text("no JSON")
     viewer.dialog.locator("textarea").fill(f'{{"booking": {2**60 + 1}}}')
     words = shlex.split(viewer.dialog.locator(".command code").inner_text())
-    assert words[:4] == ["holdfast", "resolve", "-s", "hotel"]
+    assert words[3:6] == ["resolve", "-s", "hotel"]
     viewer.dialog.get_by_role("button", name="Give the result").click()
     expect(viewer.panel.locator(".call.open")).to_have_count(0)
     assert session.pending() == []

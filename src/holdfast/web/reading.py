@@ -7,6 +7,7 @@ a whole value.
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,22 @@ _CONVERSATIONS = ("messages", "history", "conversation", "items", "input")
 
 def about(store: Store, asked: Asked) -> Shape:
     read_only = asked.read_only or store.backend.read_only
-    return {"version": __version__, "read_only": read_only, "statuses": list(STATUSES)}
+    return {
+        "version": __version__,
+        "store": _address(store),
+        "read_only": read_only,
+        "statuses": list(STATUSES),
+    }
+
+
+def _address(store: Store) -> str | None:
+    """As a command takes it, from whatever folder; without a password."""
+    path = str(getattr(store.backend, "path", ""))
+    if store.backend.name == "postgresql":
+        return path.partition(" (schema ")[0]
+    if not path:
+        return None
+    return ("files:" if store.backend.name == "files" else "") + os.path.abspath(path)
 
 
 def sessions(store: Store, asked: Asked) -> Shape:

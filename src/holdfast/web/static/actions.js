@@ -53,7 +53,7 @@ function field(label, input) {
 /** Words of a command; a "--" before the first that looks like an option. */
 function typed(name, session, ...words) {
   const guard = words.some((word) => word.startsWith("-")) ? ["--"] : [];
-  return commandLine("holdfast", name, "-s", session, ...guard, ...words);
+  return commandLine(name, "-s", session, ...guard, ...words);
 }
 
 export function forkAt(checkpoint, desk) {
@@ -153,7 +153,7 @@ export function resolveCall(pending, decided, desk) {
     title: { result: "It was done", rerun: "Make it again", skip: "Leave it out" }[decided],
     says: [says, "This is final."],
     fields: decided === "result" ? [field("Result, as JSON", result)] : [],
-    command: () => commandLine("holdfast", "resolve", "-s", pending.session, ...option(), ...(pending.key.startsWith("-") ? ["--"] : []), pending.key),
+    command: () => commandLine("resolve", "-s", pending.session, ...option(), ...(pending.key.startsWith("-") ? ["--"] : []), pending.key),
     verb: { result: "Give the result", rerun: "Make it again", skip: "Leave it out" }[decided],
     send: async () => {
       const raw = decided === "result" ? { result: checkedJson(result.value) } : {};

@@ -13,7 +13,7 @@ import { copyButton, errorNode, valueNode } from "./shown.js";
 import { sessionChip } from "./timeline.js";
 import { showState } from "./tree.js";
 import { go, view } from "./view.js";
-import { age, bytes, grouped, moment, shortId, spent, statusWord, titleOf } from "./words.js";
+import { age, bytes, commandLine, grouped, moment, shortId, spent, statusWord, titleOf } from "./words.js";
 
 const TABS = {
   changes: ["Changes", showChanges],
@@ -131,5 +131,5 @@ function damagedNode(of) {
   return el("div", { class: "problem" },
     el("p", { class: "bad" }, "This checkpoint cannot be read."),
     el("p", {}, of.damaged),
-    el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, "holdfast repair"), " restores what can be."));
+    el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("repair")), " restores what can be."));
 }

@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { icon } from "./icons.js";
 import { copyButton, valueNode } from "./shown.js";
 import { addressOf } from "./view.js";
-import { age, bytes, grouped, moment, shortId } from "./words.js";
+import { age, bytes, commandLine, grouped, moment, shortId } from "./words.js";
 
 /** The tab. */
 export async function showIntegrity(checkpoint, signal) {
@@ -17,7 +17,7 @@ export async function showIntegrity(checkpoint, signal) {
   return el("div", { class: "integrity" },
     told.problem === null
       ? el("div", { class: "banner good" }, icon("completed"), el("p", {}, "It loads, and every byte of it matches its hash."))
-      : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, "holdfast check"), " tells what else is damaged.")),
+      : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("check")), " tells what else is damaged.")),
     of.damaged ? el("dl", { class: "facts" }, fact("Id", of.id), fact("Number", of.seq)) : recordFacts(of),
     told.chain.length > 0 && el("section", { class: "group" }, el("h3", {}, "Chain"), el("p", { class: "quiet" }, "Each hash covers the one before, so that nothing in the past can change unseen."), el("ol", { class: "chain" }, told.chain.map(chainLink))),
     el("section", { class: "group" }, el("h3", {}, "Operations ", el("span", { class: "count" }, grouped(ops.length))),

@@ -11,6 +11,7 @@ import { Sessions } from "./sessions.js";
 import { errorNode } from "./shown.js";
 import { startTheme, switchTheme } from "./theme.js";
 import { followAddress, go, isNarrow, onView, view } from "./view.js";
+import { nameStore } from "./words.js";
 
 const SESSIONS_EVERY = 700;
 
@@ -24,6 +25,7 @@ async function boot() {
     put(root, el("div", { class: "empty whole" }, el("h1", {}, "holdfast"), errorNode(error)));
     return;
   }
+  nameStore(about.store);
   const sessions = new Sessions(about.statuses, failed);
   const desk = new Desk({ readOnly: about.read_only, changed: () => sessions.refresh() });
   const link = el("span", { class: "link", role: "img" });

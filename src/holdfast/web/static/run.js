@@ -22,7 +22,7 @@ export async function showRun(checkpoint, signal, rows, desk) {
 function standing(run) {
   const how = run.halted ? "The run was left on purpose, and can go on." : `The run died: process ${run.pid} on ${run.host} is gone.`;
   return el("div", { class: run.halted ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
-    el("p", { class: "quiet" }, "Go on with ", el("code", {}, commandLine("holdfast", "resume", run.session)), " or session.run() in your program."));
+    el("p", { class: "quiet" }, "Go on with ", el("code", {}, commandLine("resume", run.session)), " or session.run() in your program."));
 }
 
 function pendingNode(each, desk) {

@@ -4,6 +4,7 @@ const GROUPED = new Intl.NumberFormat("en-GB");
 const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 const AGES = [[60, "s"], [60, "min"], [24, "h"], [60, "d"]];
 const SIZES = ["KB", "MB", "GB", "TB"];
+const PROGRAM = ["holdfast"];
 const STATUS_WORDS = { in_progress: "in progress", completed: "completed", failed: "failed", halted: "halted" };
 
 export function grouped(number) {
@@ -84,9 +85,14 @@ export function titleOf(checkpoint) {
   return checkpoint.label ?? checkpoint.trigger ?? checkpoint.operation;
 }
 
+/** From now on, commands are for this store. */
+export function nameStore(address) {
+  if (address) PROGRAM.push("--store", address);
+}
+
 /** A command as one would type it. */
 export function commandLine(...words) {
-  return words.map(shellWord).join(" ");
+  return [...PROGRAM, ...words].map(shellWord).join(" ");
 }
 
 function shellWord(word) {
