@@ -442,6 +442,12 @@ def test_search(store, trip, ask):
     for pair, count in (("user=u1", 1), ("floor=2", 1), ("floor=3", 0), ("floor='2'", 0)):
         assert len(ask("search", meta=pair)["items"]) == count
     assert ask("search", 400, meta="user")
+    trip.save({}, label="Half a Label", meta={"deep": [{"Who": "somebody"}]})
+    for part, count in (
+        ("a lab", 1), ("HEA", 1), ("u1", 1), ("who", 1), ("MEbod", 1), ("message", 0), ("AS", 1),
+    ):  # fmt: skip
+        assert len(ask("search", mark=part)["items"]) == count, part
+    assert [c["label"] for c in ask("search", mark="AS", tag="nobody")["items"]] == []
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -47,7 +47,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "", "integrity"),
     "search": (
         "Checkpoints that match, the newest first", "",
-        "agent status trigger tag label meta text before limit", "page of checkpoint",
+        "agent status trigger tag label mark meta text before limit", "page of checkpoint",
     ),
 }  # fmt: skip
 _ACTIONS: dict[str, tuple[str, str, str, str]] = {

@@ -285,7 +285,10 @@ def test_search_finds_labels_tags_and_messages(store: holdfast.Store, look: Look
     store.session("other", agent="else").save({"messages": [said("user", "parcel 4711")]})
     viewer = look(store, "s=other")
     viewer.press("/")
-    for text, found in (("flight found", "flight found"), ("human", "steered"), ("4711", "other")):
+    for text, found in (
+        ("flight found", "flight found"), ("FLIGHT F", "flight found"), ("huma", "steered"),
+        ("4711", "other"),
+    ):  # fmt: skip
         viewer.find("input[type=search]").fill(text)
         expect(viewer.find(".hit").first).to_contain_text(found)
     viewer.find("input[type=search]").fill("forgot everything")
@@ -293,9 +296,14 @@ def test_search_finds_labels_tags_and_messages(store: holdfast.Store, look: Look
     expect(viewer.find("h1")).to_have_text("trip")
     expect(viewer.chosen).to_contain_text("forgot everything")
     store.session("noted").save({}, label="by a note", meta={"user": "u1", "floor": 2})
-    viewer.find("input[type=search]").fill("floor=2")
-    expect(viewer.find(".hit")).to_have_count(1)
-    expect(viewer.find(".hit")).to_contain_text("by a note")
+    for text in ("floor=2", "u1"):
+        viewer.find("input[type=search]").fill(text)
+        expect(viewer.find(".found [role=status]")).to_have_count(0)
+        expect(viewer.find(".hit")).to_have_count(1)
+        expect(viewer.find(".hit")).to_contain_text("by a note")
+    viewer.find("input[aria-label=Tag]").fill("human")
+    expect(viewer.find(".found")).to_contain_text("No label, tag, metadata or message")
+    viewer.find("input[aria-label=Tag]").fill("")
     viewer.find("input[type=search]").fill("")
     viewer.find("input[aria-label=Agent]").fill("else")
     expect(viewer.find(".session")).to_have_count(1)

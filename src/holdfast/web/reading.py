@@ -21,7 +21,7 @@ from holdfast.model import STATUSES
 from holdfast.web.folding import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from holdfast import Checkpoint, Session, Store
     from holdfast.parts import Part
@@ -336,9 +336,30 @@ def search(store: Store, asked: Asked) -> Shape:
     }
     query["meta"] = asked.pair("meta")
     Query(**query).check()
-    found = list(islice(store.find(**query, before=asked.maybe("before")), limit + 1))
+    wanted = (asked.maybe("mark") or "").casefold()
+    hits = store.find(**query, before=asked.maybe("before"))
+    found = list(islice((c for c in hits if not wanted or _is_marked(c, wanted)), limit + 1))
     items = _fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
     return {"items": items, "next": items[-1]["id"] if len(items) < len(found) else None}
+
+
+def _is_marked(c: Checkpoint, wanted: str) -> bool:
+    """Whether its label, a tag or its metadata have this text, whatever their case."""
+    if c.damaged is not None:
+        return False
+    return any(wanted in text.casefold() for text in _texts([c.label or "", *c.tags, c.meta]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(key)
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+    else:
+        yield str(value)
 
 
 READS: dict[str, Callable[[Store, Asked], Any]] = {

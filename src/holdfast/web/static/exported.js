@@ -173,9 +173,9 @@ class Exported {
     };
   }
 
-  search({ label, tag, text, meta, agent, status, limit = 30 }) {
+  search({ label, tag, text, mark, meta, agent, status, limit = 30 }) {
     const [, key, wanted] = /^([^=]+)=(.*)$/s.exec(meta ?? "") ?? [];
-    const holds = (row) => !row.damaged && (!key || holdsPair(row.meta, key, wanted)) && (!label || row.label === label) && (!tag || row.tags.includes(tag))
+    const holds = (row) => !row.damaged && (!key || holdsPair(row.meta, key, wanted)) && (!mark || isMarked(row, mark)) && (!label || row.label === label) && (!tag || row.tags.includes(tag))
       && (!agent || row.agent === agent) && (!status || row.status === status)
       && (!text || (row.id in this.data.states && JSON.stringify(this.state(row.id)).includes(JSON.stringify(text).slice(1, -1))));
     const items = [];
@@ -184,6 +184,11 @@ class Exported {
     }
     return { items, next: null };
   }
+}
+
+/** Whether its label, a tag or its metadata have this text, whatever their case. */
+function isMarked({ label, tags, meta }, text) {
+  return JSON.stringify([label, tags, meta]).toLowerCase().includes(JSON.stringify(text).slice(1, -1).toLowerCase());
 }
 
 /** KEY=VALUE, where the value is JSON if it is some, else the text itself. */

@@ -176,20 +176,22 @@ export class Sessions {
     this.askTotals();
   }
 
-  /** Checkpoints whose label, tag or state has the text, or whose metadata has key=value. */
+  /** Checkpoints whose label, tags, metadata or state have the text, or whose metadata has key=value. */
   async search() {
     this.searching?.abort();
     const text = view.text?.trim();
     this.found.hidden = !text;
     if (!text) return;
     const { signal } = (this.searching = new AbortController());
-    const ask = (query) => api.get("search", { ...query, status: view.status, agent: view.agent, limit: FOUND }, signal);
+    const ask = (query) => api.get("search", { ...query, status: view.status, agent: view.agent, tag: view.tag, limit: FOUND }, signal);
+    this.drawFound([], "Searching…");
     try {
       const said = ask({ text });
-      const marked = [{ label: text }, { tag: text }, ...(/^[^=]+=/.test(text) ? [{ meta: text }] : [])];
+      said.catch(() => {}); // whoever waits for it below is told
+      const marked = [{ mark: text }, ...(/^[^=]+=/.test(text) ? [{ meta: text }] : [])];
       const marks = await Promise.all(marked.map(ask));
-      this.drawFound(marks, true);
-      this.drawFound([...marks, await said], false);
+      this.drawFound(marks, "Searching the messages…");
+      this.drawFound([...marks, await said]);
     } catch (error) {
       if (error.name === "AbortError") return;
       put(this.found, el("p", { class: "bad", role: "status" }, error.message));
@@ -197,10 +199,10 @@ export class Sessions {
   }
 
   /** Marks are found at once; messages take as long as there are some to look through. */
-  drawFound(pages, searching) {
+  drawFound(pages, searching = null) {
     const hits = new Map(pages.flatMap((page) => page.items).map((row) => [row.id, row]));
     const more = pages.some((page) => page.next !== null) || hits.size > FOUND;
-    const word = searching ? "Searching the messages…" : hits.size === 0 ? "No label, tag or message has this text." : more ? "The newest of more." : null;
+    const word = searching ?? (hits.size === 0 ? "No label, tag, metadata or message has this text." : more ? "The newest of more." : null);
     put(this.found, el("h2", {}, "Checkpoints"),
       el("ul", {}, [...hits.values()].slice(0, FOUND).map(foundRow)),
       word && el("p", { class: "quiet", role: "status" }, word));
