@@ -196,6 +196,38 @@ def test_a_conversation_pairs_calls_with_results(store: holdfast.Store, look: Lo
     expect(viewer.panel.locator(".call:not(.open)")).to_contain_text("HF 204")
 
 
+def test_what_a_message_of_another_shape_says_is_shown(store: holdfast.Store, look: Look) -> None:
+    gemini = {"role": "model", "parts": [{"text": "said in parts"}]}
+    hides = {"role": "unseen", "content": "said by somebody"}
+    store.session("s").save({"messages": [gemini, hides, {"role": "user", "content": ""}]})
+    viewer = look(store, "s=s&t=messages")
+    expect(viewer.panel).to_contain_text("said in parts")
+    card = viewer.panel.locator(".message", has_text="said by somebody")
+    expect(card).to_have_css("position", "static")  # a role is no name of ours
+    expect(viewer.panel.locator(".message.user")).to_contain_text("empty")
+
+
+def test_nothing_stands_out_of_a_dialog(store: holdfast.Store, look: Look) -> None:
+    store.session("s" * 300).save({"n": 1}, label="l" * 200)
+    viewer = look(store)
+    for key in ("f", "l"):
+        expect(viewer.chosen).to_be_visible()
+        viewer.press(key)
+        assert viewer.dialog.evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
+        viewer.press("Escape")
+
+
+def test_ages_go_on(store: holdfast.Store, look: Look) -> None:
+    store.session("s").save({"n": 1})
+    viewer = look(store, "s=s")
+    expect(viewer.find(".session .when")).to_contain_text("now")
+    viewer.page.clock.install()
+    viewer.open("s=s")
+    viewer.page.clock.fast_forward("10:00")
+    expect(viewer.find(".session .when")).to_have_text("10 min ago")
+    expect(viewer.find(".detail-head .facts")).to_contain_text("10 min ago")
+
+
 def test_long_values_unfold_on_demand(store: holdfast.Store, look: Look) -> None:
     long = "word " * 4_000 + "the end"
     store.session("s").save({"messages": [said("user", long)], "big": 2**60 + 1})

@@ -13,7 +13,7 @@ import { copyButton, errorNode, valueNode } from "./shown.js";
 import { sessionChip } from "./timeline.js";
 import { showState } from "./tree.js";
 import { go, view } from "./view.js";
-import { age, bytes, commandLine, grouped, moment, shortId, spent, statusWord, titleOf } from "./words.js";
+import { ageNode, bytes, commandLine, grouped, shortId, spent, statusWord, titleOf } from "./words.js";
 
 const TABS = {
   changes: ["Changes", showChanges],
@@ -118,7 +118,7 @@ function headFacts(of) {
   return [
     el("p", { class: "facts" },
       el("span", { class: `status ${of.status}` }, icon(of.status), statusWord(of.status)),
-      el("span", { title: moment(of.created_at) }, age(of.created_at)), of.agent && el("span", {}, of.agent),
+      ageNode(of.created_at), of.agent && el("span", {}, of.agent),
       el("span", {}, spent(of.usage)), el("span", { title: "Written for it, of the whole state" }, `+${bytes(of.added)} of ${bytes(of.size)}`)),
     of.reason && el("p", { class: "reason" }, valueNode(of.reason)),
     of.hint && el("p", { class: "quiet" }, "For whoever resumes: ", typeof of.hint === "string" ? of.hint : valueNode(of.hint)),

@@ -11,9 +11,10 @@ import { Sessions } from "./sessions.js";
 import { errorNode } from "./shown.js";
 import { startTheme, switchTheme } from "./theme.js";
 import { followAddress, go, isNarrow, onView, view } from "./view.js";
-import { nameStore } from "./words.js";
+import { grow, nameStore } from "./words.js";
 
 const SESSIONS_EVERY = 700;
+const AGES_EVERY = 10_000;
 
 async function boot() {
   startTheme();
@@ -42,6 +43,7 @@ async function boot() {
   });
   followAddress();
   addEventListener("resize", arrange);
+  setInterval(grow, AGES_EVERY);
   arrange();
   keyboard(desk, sessions);
   listening(desk, sessions, link);

@@ -10,6 +10,7 @@ import { brief, folded, isObject, pathText } from "./values.js";
 import { bytes, grouped, plural } from "./words.js";
 
 const MESSAGE_PAGE = 50;
+const STYLED = new Set(["user", "system"]);
 const SMALL_IMAGE = 500_000;
 
 /** The tab: the last messages, and earlier ones on demand. */
@@ -57,10 +58,15 @@ export function conversationNodes(entries) {
 export function messageCard({ value, at, index, message = readMessage(value) }, results = null, called = new Set()) {
   const role = message?.role ?? "value";
   const blocks = message ? message.blocks.filter((block) => !(block.kind === "result" && called.has(block.id))) : [];
-  return el("article", { class: `message ${role.replace(/[^a-z]/gi, "")}` },
+  return el("article", { class: STYLED.has(role) ? `message ${role}` : "message" },
     el("header", {}, el("span", { class: "role" }, role), index !== undefined && el("span", { class: "index" }, index), typeof value?.name === "string" && el("span", { class: "quiet" }, value.name)),
     message ? blocks.map((block) => blockNode(block, at, results)) : valueNode(value, at),
-    message && !blocks.length && el("p", { class: "quiet" }, "empty"));
+    message && !blocks.length && (others(value).length ? valueNode(Object.fromEntries(others(value)), at) : el("p", { class: "quiet" }, "empty")));
+}
+
+/** What a message of a shape that is not known has to say. */
+function others(value) {
+  return Object.entries(value).filter(([key, each]) => !["role", "type", "content", "id"].includes(key) && each !== null);
 }
 
 function blockNode(block, at, results) {

@@ -4,7 +4,7 @@ import { api } from "./api.js";
 import { el, put } from "./dom.js";
 import { icon } from "./icons.js";
 import { addressOf, go, view } from "./view.js";
-import { age, grouped, moment, plural, shortId, spent, statusWord, titleOf } from "./words.js";
+import { ageNode, grouped, plural, shortId, spent, statusWord, titleOf } from "./words.js";
 
 const PAGE = 200;
 const FOUND = 12;
@@ -135,8 +135,8 @@ export class Sessions {
     const current = item.name === view.session;
     const link = el("a", { href: addressOf({ session: item.name, id: null, other: null, pane: "timeline" }), "aria-current": current ? "true" : null, class: "session" },
       el("span", { class: `dot ${status}`, role: "img", "aria-label": statusWord(status), title: head?.reason ? `${statusWord(status)}: ${head.reason}` : statusWord(status) }),
-      el("span", { class: "name" }, depth > 0 && icon("child", "works for the one above"), item.name),
-      el("span", { class: "when", title: head?.created_at ? moment(head.created_at) : null }, head?.created_at ? age(head.created_at) : ""),
+      el("span", { class: "name", title: item.name }, depth > 0 && icon("child", "works for the one above"), item.name),
+      el("span", { class: "when" }, head?.created_at ? ageNode(head.created_at) : ""),
       el("span", { class: "facts" },
         item.agent && el("span", { class: "agent" }, item.agent),
         el("span", { title: plural(item.checkpoints, "checkpoint") }, head?.step ? `step ${grouped(head.step)}` : plural(item.checkpoints, "checkpoint")),

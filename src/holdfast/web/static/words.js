@@ -1,5 +1,7 @@
 // Numbers, times and names in a few words.
 
+import { el, put } from "./dom.js";
+
 const GROUPED = new Intl.NumberFormat("en-GB");
 const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 const AGES = [[60, "s"], [60, "min"], [24, "h"], [60, "d"]];
@@ -59,6 +61,16 @@ export function age(time, now = Date.now()) {
     left = Math.floor(left / size);
   }
   return time.slice(0, 10);
+}
+
+/** An age that goes on. */
+export function ageNode(time) {
+  return el("time", { datetime: time, title: moment(time), class: "age" }, age(time));
+}
+
+/** Let all ages in the page go on. */
+export function grow() {
+  for (const node of document.querySelectorAll("time.age")) put(node, age(node.dateTime));
 }
 
 /** Seconds in one number: 0.4 ms, 310 ms, 4.2 s, 3 min. */
