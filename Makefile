@@ -43,7 +43,7 @@ docs: $(VENV)/.installed-dev ## make what the pages show of the project, and bui
 screenshots: $(VENV)/.installed-dev tools ## take the pictures of the viewer anew
 	@$(PY) -m docs.making.screens
 
-bench: $(VENV)/.installed-bench ## measure against the peer (ARGS are passed on)
+bench: $(VENV)/.installed-bench tools ## measure against the peer (ARGS are passed on)
 	@$(PY) -m bench $(ARGS)
 
 torture: $(VENV)/.installed-dev tools ## every test with its long campaigns (hours)
@@ -83,4 +83,5 @@ tools:
 	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$packages >/dev/null 2>&1 \
 	        && exit 0; \
 	fi; \
-	echo "notice: could not install$$missing: the tests that need them will be skipped"
+	echo "notice: could not install$$missing: the tests that need them will be skipped"; \
+	echo "hint: on Debian, as root: apt-get install$$packages"

@@ -209,8 +209,9 @@ def test_what_a_message_of_another_shape_says_is_shown(store: holdfast.Store, lo
 
 def test_nothing_stands_out_of_a_dialog(store: holdfast.Store, look: Look) -> None:
     store.session("s" * 300).save({"n": 1}, label="l" * 200)
-    viewer = look(store)
+    viewer = look(store, f"s={'s' * 300}")
     for key in ("f", "l"):
+        expect(viewer.dialog).to_have_count(0)
         expect(viewer.chosen).to_be_visible()
         viewer.press(key)
         assert viewer.dialog.evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
