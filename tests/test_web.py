@@ -431,6 +431,19 @@ def test_a_damaged_checkpoint_is_listed_and_its_neighbours_work(store, trip, ask
     assert ask("messages", id=trip.get().id)["length"] == 3
 
 
+def test_what_changed_since_a_damaged_checkpoint_is_told_from_the_one_before(store, ask, tmp_path):
+    session = store.session("hurt")
+    first, lost, last = [session.save({"n": n}) for n in range(3)]
+    disk = apsw.Connection(str(tmp_path / "web.db"))
+    disk.execute(
+        "UPDATE checkpoints SET body = zeroblob(80) WHERE id = ?", (ids.from_text(lost.id),)
+    )
+    disk.close()
+    told = ask("changes", id=last.id)
+    assert told["from"] == first.id
+    assert told["changes"] == [{"kind": "changed", "path": ["n"], "before": 0, "after": 2}]
+
+
 def test_search(store, trip, ask):
     assert [c["label"] for c in ask("search", label="asked")["items"]] == ["asked"]
     found = ask("search", text="message 1", limit=2)

@@ -198,17 +198,20 @@ def messages(store: Store, asked: Asked) -> Shape:
 
 
 def changes(store: Store, asked: Asked) -> Shape:
-    """From the nearest ancestor that is there; for the first checkpoint, all that it has."""
+    """From the nearest ancestor that can be read; for the first checkpoint, all that it has."""
     of = asked.checkpoint(store)
-    before = of.ancestor if of.damaged is None else None
+    before = None
+    if of.damaged is None and of.ancestor is not None:
+        older = islice(store.session(of.session).history(of.id), 1, None)
+        before = next((c for c in older if c.damaged is None), None)
     if before is not None:
-        found = compare(store.backend, store.get(before), of).changes
+        found = compare(store.backend, before, of).changes
     else:
         state = parts.whole(store.backend, of, ())
         entries = state.items() if isinstance(state, dict) else ()
         added = [Change("added", (key,), None, value) for key, value in entries]
         found = Diff(added or [Change("added", (), None, state)])
-    return {"from": before, "changes": _folded(shapes.changes(found))}
+    return {"from": before and before.id, "changes": _folded(shapes.changes(found))}
 
 
 def diff(store: Store, asked: Asked) -> Shape:
