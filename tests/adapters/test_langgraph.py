@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 import os
 import random
 import signal
@@ -13,11 +14,12 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import psycopg
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
@@ -25,7 +27,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -319,6 +321,101 @@ def test_a_session_that_was_rewound_goes_on_from_there(home: Home) -> None:
     assert latest(saver).checkpoint["channel_values"] == {"n": 7}
     assert ids(saver)[0] == "00000007"
     assert session.diff("key:00000002", "key:00000007")
+
+
+def asking(saver: HoldfastSaver, ran: list[str]) -> Any:
+    """A graph that asks a person in its second step, beside another task."""
+
+    def step(name: str, say: Any) -> Any:
+        def node(_: graphs.Plan) -> Any:
+            ran.append(name)
+            return {"steps": [say()]}
+
+        return node
+
+    builder = StateGraph(graphs.Plan)
+    builder.add_node("one", step("one", lambda: "one"))
+    builder.add_node("ask", step("ask", lambda: interrupt("go on?")))
+    builder.add_node("beside", step("beside", lambda: f"beside {len(ran)}"))
+    builder.add_node("end", step("end", lambda: f"end {len(ran)}"))
+    builder.add_edge(START, "one")
+    builder.add_edge("one", "ask")
+    builder.add_edge("one", "beside")
+    builder.add_edge(["ask", "beside"], "end")
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_thread_that_was_rewound_to_a_question_can_be_answered_anew(
+    home: Home, durability: Any
+) -> None:
+    ran: list[str] = []
+    graph = asking(HoldfastSaver(home.store), ran)
+    graph.invoke({"steps": []}, graphs.CONFIG, durability=durability)
+    asked = graph.get_state(graphs.CONFIG)
+    graph.invoke(Command(resume="yes"), graphs.CONFIG, durability=durability)
+    key = asked.config["configurable"]["checkpoint_id"]
+    for n, answer in enumerate(["no", "maybe"]):
+        home.store.session("t").rewind(f"key:{key}")
+        again = graph.get_state(graphs.CONFIG)
+        assert (again.values, again.next) == (asked.values, asked.next)
+        assert again.interrupts == asked.interrupts
+        ran.clear()
+        done = graph.invoke(Command(resume=answer), graphs.CONFIG, durability=durability)
+        assert done["steps"] == ["one", answer, "beside 3", "end 2"]
+        assert ran == ["ask", "end"]
+        assert graph.get_state(graphs.CONFIG).values == done
+        assert len([*graph.get_state_history(graphs.CONFIG)]) == 5 + 2 * (n + 1)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_step_that_was_rewound_is_done_again(home: Home, durability: Any) -> None:
+    ran: list[str] = []
+
+    class Log(TypedDict):
+        log: Annotated[list[str], DeltaChannel(graphs._all, list, snapshot_frequency=50)]
+        plain: Annotated[list[str], operator.add]
+
+    def node(_: Any) -> Any:
+        ran.append("ran")
+        return {"log": [f"run {len(ran)}"], "plain": [f"run {len(ran)}"]}
+
+    builder: Any = StateGraph(Log)
+    for name in ("a", "b", "c"):
+        builder.add_node(name, node)
+    builder.add_edge(START, "a")
+    builder.add_edge("a", "b")
+    builder.add_edge("b", "c")
+    saver = HoldfastSaver(home.store)
+    graph: Any = builder.compile(checkpointer=saver)
+    first = graph.invoke({"log": []}, graphs.CONFIG, durability=durability)
+    for back in range(2):
+        home.store.session("t").rewind("@~2")
+        state = graph.get_state(graphs.CONFIG)
+        assert (state.values, state.next) == ({"log": ["run 1"], "plain": ["run 1"]}, ("b",))
+        done = graph.invoke(None, graphs.CONFIG, durability=durability)
+        expected = ["run 1", f"run {2 * back + 4}", f"run {2 * back + 5}"]
+        assert done == {"log": expected, "plain": expected}
+    saver.copy_thread("t", "copy")
+    for thread in ("t", "copy"):
+        ends = [s for s in graph.get_state_history(config(thread)) if not s.next]
+        assert [s.values for s in ends][0::2] == [done, first]
+        for end in ends:
+            assert end.values["log"] == end.values["plain"]
+
+
+def test_a_copy_of_a_rewound_thread_goes_on_from_there(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    for n in range(1, 5):
+        put(saver, config(id=f"{n - 1:08}" if n > 1 else None), {"n": n}, n)
+    home.store.session("t").rewind("key:00000002")
+    for _ in range(2):
+        saver.copy_thread("t", "copy")
+        assert latest(saver, config("copy")).checkpoint["channel_values"] == {"n": 2}
+        assert ids(saver, config("copy")) == ids(saver)
+    put(saver, config("copy", id="00000002"), {"n": 7}, 7)
+    saver.copy_thread("t", "copy")
+    assert latest(saver, config("copy")).checkpoint["channel_values"] == {"n": 7}
 
 
 # -- writes --------------------------------------------------------------------------------------

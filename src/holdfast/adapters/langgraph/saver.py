@@ -105,7 +105,11 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         if found is None:
             return None
         with suppress(NotFound):  # unless it is deleted just now
-            return self._tuple(found, self._reading(line, line.session.load))
+            reading = self._reading(line, line.session.load)
+            after = None if id else line.gone_back(found)
+            if after is None:
+                return self._tuple(found, reading)
+            return self._tuple(found, reading, reading.pending.left(found, after))
         return None
 
     def list(
@@ -145,7 +149,9 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
     def _reading(self, line: Line, load: Callable[[Checkpoint], Any]) -> _Reading:
         return _Reading(line.where, load, Pending(line, self.serde), Decoder(self.serde))
 
-    def _tuple(self, checkpoint: Checkpoint, reading: _Reading) -> CheckpointTuple:
+    def _tuple(
+        self, checkpoint: Checkpoint, reading: _Reading, writes: Any = None
+    ) -> CheckpointTuple:
         where, load, pending, decoder = reading
         state = load(checkpoint)
         rest = state.pop(REST)
@@ -157,7 +163,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             graph,
             self._metadata(checkpoint),
             where.config(parent) if parent else None,
-            pending.writes(checkpoint),
+            pending.writes(checkpoint) if writes is None else writes,
         )
 
     def _metadata(self, checkpoint: Checkpoint) -> Any:
@@ -177,11 +183,11 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         writes: dict[str, builtins.list[PendingWrite]] = {name: [] for name in channels}
         seeds: dict[str, Any] = {}
         while at is not None and len(seeds) < len(writes):
-            parent = own_of(at)["parent"]
+            child, parent = at, own_of(at)["parent"]
             at = line.find(parent) if parent else None
             if at is None:
                 break
-            for write in reversed(pending.writes(at)):
+            for write in reversed(pending.towards(at, child)):
                 if write[1] in writes and write[1] not in seeds:
                     writes[write[1]].append(write)
             held = load(at)
@@ -301,14 +307,22 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         for line in self._lines_of(Where(str(source_thread_id), "").config(None), every=True):
             other = self._line(Where(str(target_thread_id), line.where.ns))
             pending, series = Pending(line, self.serde), line.series()
+            copied = set[str]()
             for checkpoint in line.all():
                 meta = {k: v for k, v in checkpoint.meta.items() if k not in (OURS, notes.FROM)}
-                id, parent = checkpoint.key or "", own_of(checkpoint)["parent"]
-                other.save(id, parent, series.load(checkpoint), meta, checkpoint.trigger)
+                id, own = checkpoint.key or "", own_of(checkpoint)
+                copied.add(id)
+                other.save(
+                    id, own["parent"], series.load(checkpoint), meta, checkpoint.trigger,
+                    own.get("after"),
+                )  # fmt: skip
                 there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
                 for facts in pending.notes(checkpoint):
                     if facts not in there:
                         other.note(id, facts)
+            now, at = line.latest(), other.latest()
+            if now and at and now.key != at.key and copied == {c.key for c in other.all()}:
+                other.session.rewind(f"key:{now.key}")  # it is a copy of one that was rewound
 
     # -- the same for asyncio ------------------------------------------------------------------
 

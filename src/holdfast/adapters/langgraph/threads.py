@@ -8,9 +8,12 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+from langgraph.checkpoint.serde.types import RESUME
+
+from holdfast import lineage
 from holdfast.adapters.langgraph.values import Encoder, decode, pack
 from holdfast.codec import values as coding
-from holdfast.codec.records import MAX_SEQ
+from holdfast.codec.records import MAX_SEQ, encode_name
 from holdfast.errors import (
     CheckpointNotFound,
     Corrupt,
@@ -99,6 +102,8 @@ class Line:
         self.encoder = Encoder()
         self.lock = threading.Lock()
         self._last: Last | None = None
+        self.again: dict[str, str] = {}
+        """Checkpoints that somebody has gone back to, and the child that each had then."""
 
     def encode(self, serde: SerializerProtocol, values: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
@@ -149,6 +154,25 @@ class Line:
             return head if head.key else None
         return self.find(id) or max(self.all(), key=_id, default=None)
 
+    def gone_back(self, latest: Checkpoint) -> str | None:
+        """The newest child of the latest checkpoint; it has one where somebody has gone back to it.
+
+        From here on, what is written for it belongs to what comes after that child.
+        """
+        with self._backend.reader() as reader:
+            number, _ = reader.session(encode_name(self.session.name)) or (None, None)
+            if number is None or lineage.newest(reader, number) <= latest.seq:
+                return None
+        if (head := self.session.head) is None or head.id != latest.id:
+            return None
+        for later in self.session.tree(newest_first=True):
+            if later.seq <= latest.seq:
+                break
+            if later.key and own_of(later)["parent"] == latest.key:
+                self.again[_id(latest)] = later.key
+                return later.key
+        return None
+
     def all(self, *, newest_first: bool = False) -> Iterator[Checkpoint]:
         """LangGraph's checkpoints, in the order of their commits."""
         with suppress(SessionNotFound):
@@ -168,13 +192,19 @@ class Line:
             yield heapq.heappop(late)[2]
 
     def save(
-        self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
+        self,
+        id: str,
+        parent: str | None,
+        state: Any,
+        meta: dict[str, Any],
+        trigger: str | None,
+        after: str | None = None,
     ) -> None:
         tries = _TRIES
         with self.lock:
             while True:
                 try:
-                    self._save(id, parent, state, meta, trigger)
+                    self._save(id, parent, state, meta, trigger, after)
                     return
                 except HeadMoved:
                     continue  # by somebody else: then this becomes a sibling
@@ -197,7 +227,13 @@ class Line:
                     raise
 
     def _save(
-        self, id: str, parent: str | None, state: Any, meta: dict[str, Any], trigger: str | None
+        self,
+        id: str,
+        parent: str | None,
+        state: Any,
+        meta: dict[str, Any],
+        trigger: str | None,
+        after: str | None,
     ) -> None:
         last, self._last = self._last, None
         beside, latest, highest = None, "", ""
@@ -211,7 +247,11 @@ class Line:
                 if parent is not None and parent != head.key:
                     found = self.find(parent)
                     beside = found.id if found else None
-        own = {"parent": parent, "latest": max(id, latest), "highest": max(id, highest)}
+        own: dict[str, Any] = {
+            "parent": parent, "latest": max(id, latest), "highest": max(id, highest),
+        }  # fmt: skip
+        if after := after or self.again.get(parent or ""):
+            own["after"] = after
         fields: Fields = {
             "key": id,
             "trigger": trigger,
@@ -226,6 +266,8 @@ class Line:
 
     def note(self, id: str, facts: dict[str, Any]) -> None:
         """Durable when this returns."""
+        if id in self.again:
+            facts = {"after": self.again[id], **facts}
         while True:
             try:
                 self.notes.put(id, facts)
@@ -330,11 +372,38 @@ class Pending:
 
     def writes(self, checkpoint: Checkpoint) -> list[tuple[str, str, Any]]:
         """In the order in which a step applies them."""
+        return self._ordered(self.notes(checkpoint))
+
+    def left(self, checkpoint: Checkpoint, after: str) -> list[tuple[str, str, Any]]:
+        """Those of a checkpoint that somebody has gone back to: its step is still to be done.
+
+        If it was waiting for an answer, it does so again.
+        """
+        found = self.notes(checkpoint)
+        answered = next((n for n, facts in enumerate(found) if _answers(facts)), 0)
+        kept = [f for n, f in enumerate(found) if n < answered or f.get("after") == after]
+        return self._ordered(kept)
+
+    def towards(self, checkpoint: Checkpoint, child: Checkpoint) -> list[tuple[str, str, Any]]:
+        """Those that have made one of its children: for another, tasks may have run again."""
+        found, after = self.notes(checkpoint), own_of(child).get("after")
+        tasks = {f["task"] for f in found if f.get("after") == after}
+        kept = [
+            f for f in found
+            if (f.get("after") == after if f["task"] in tasks else "after" not in f)
+        ]  # fmt: skip
+        return self._ordered(kept)
+
+    def _ordered(self, found: list[dict[str, Any]]) -> list[tuple[str, str, Any]]:
         kept: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for facts in self.notes(checkpoint):
+        for facts in found:
             task, path = facts["task"], facts["path"]
             for index, channel, value in facts["writes"]:
                 if index < 0 or (task, index) not in kept:
                     kept[task, index] = (path, channel, value)
         order = sorted(kept, key=lambda at: (kept[at][0], *at))
         return [(at[0], kept[at][1], decode(self._serde, kept[at][2])) for at in order]
+
+
+def _answers(facts: dict[str, Any]) -> bool:
+    return any(channel == RESUME for _, channel, _ in facts["writes"])
