@@ -16,6 +16,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+import ormsgpack
 import psycopg
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
@@ -32,7 +33,13 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from holdfast import lineage
-from holdfast.adapters.langgraph import HoldfastSaver, adopt, pacing, sameness
+from holdfast.adapters.langgraph import (
+    HoldfastSaver,
+    StrictSerializer,
+    adopt,
+    pacing,
+    sameness,
+)
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.codec import rows
 from holdfast.errors import Corrupt, InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
@@ -602,6 +609,36 @@ def test_nothing_is_imported_or_called_for_what_is_stored(saver: HoldfastSaver) 
     saver.store.session("t", agent="langgraph").save(state, key="1", meta=meta)
     with pytest.raises(UnsupportedFormat, match=r"os\.system"):
         saver.get_tuple(config())
+
+
+def packed(code: int, made_of: Any) -> tuple[str, bytes]:
+    data = made_of if type(made_of) is bytes else ormsgpack.packb(made_of)
+    return "msgpack", ormsgpack.packb({"in": [ormsgpack.Ext(code, data)]})
+
+
+HOSTILE: list[tuple[str, bytes]] = [
+    packed(42, b"a kind that nobody knows"),
+    packed(0, ("os",)), packed(0, 5), packed(0, b""), packed(2, {"a": 1}), packed(5, b"\xc1"),
+    packed(6, b"\xc1"), packed(6, ("|O", (1,), "C", b"\0" * 8)),
+    packed(1, ("re", "compile", ("(", 0))),
+    packed(3, ("pathlib", "Path", "x", "cwd")),
+    ("msgpack", b"\xc1"), ("msgpack", b""),
+    ("json", b'{"lc": 2, "type": "constructor", "id": ["os", "system"], "args": ["exit 1"]}'),
+    ("json", b'{"lc": 1, "type": "secret", "id": ["HOME"]}'),
+    ("pickle", b"cos\nsystem\n(S'exit 1'\ntR."),
+    ("another", b""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=repr)
+def test_what_cannot_be_made_again_is_not_silently_something_else(data: tuple[str, bytes]) -> None:
+    with pytest.raises(UnsupportedFormat):
+        StrictSerializer().loads_typed(data)
+
+
+@pytest.mark.parametrize("data", HOSTILE[:10], ids=repr)
+def test_what_cannot_be_made_again_is_raw_if_asked_for(data: tuple[str, bytes]) -> None:
+    assert [*StrictSerializer(unknown="raw").loads_typed(data)] == ["in"]
 
 
 def test_an_object_whose_class_has_changed_is_not_silently_a_dict(

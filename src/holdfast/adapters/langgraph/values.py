@@ -26,9 +26,12 @@ _SERDE, _DATA = "$serde", "data"
 _OPTION = ormsgpack.OPT_NON_STR_KEYS
 _MADE_BY_NAME = range(6)
 """Codes whose content begins with a module and a name in it."""
-_SNAPSHOT = 7
-_FUNCTIONS = {("re", "compile")}
-"""Names of what makes a value, but is not its type."""
+_ARRAY, _SNAPSHOT = 6, 7
+_TYPES = {("re", "compile"): "Pattern"}
+"""The types of values that are made by something else."""
+_KINDS = {"null", "bytes", "bytearray", "msgpack"}
+"""What LangGraph's serializer writes."""
+_RAW = 'unknown="raw" reads what is left of it'
 _BIG = 1 << 63
 _SPARE = 64
 """Items that are in a list no more are remembered, up to so many and as many as there are in it."""
@@ -100,9 +103,18 @@ class StrictSerializer(JsonPlusSerializer):
         self._unknown = unknown
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        value = super().loads_typed(data)
-        if data[0] == "msgpack" and self._unknown == "raise":
-            self._check(_unpack(data[1], _object), value)
+        kind, content = data
+        if kind not in _KINDS:  # "json" revives objects as it likes, and "pickle" calls anything
+            raise UnsupportedFormat(
+                f"a value was not written by this serializer, but as {kind!r}",
+                hint="read the thread with the serializer that it was written with",
+            )
+        try:
+            value = super().loads_typed(data)
+            if kind == "msgpack" and self._unknown == "raise":
+                self._check(_unpack(content, _object), value)
+        except (ormsgpack.MsgpackDecodeError, RecursionError) as e:
+            raise UnsupportedFormat(f"a value cannot be read: {e}") from e
         return value
 
     def _check(self, stored: Any, value: Any) -> None:
@@ -122,16 +134,23 @@ class StrictSerializer(JsonPlusSerializer):
         code, made_of, _ = stored
         if code == _SNAPSHOT:
             self._check(made_of, value.value)
-        elif code in _MADE_BY_NAME and type(made_of) is list:
-            module, name = made_of[:2]
-            if type(value).__name__ != name and (module, name) not in _FUNCTIONS:
-                raise UnsupportedFormat(
-                    f"a value of type {module}.{name} cannot be made again",
-                    hint=f"if you trust it: HoldfastSaver(…, allow=[({module!r}, {name!r})]); or "
-                    'unknown="raw" for what it was made of',
-                )
-            for inner in _objects(made_of[2:]):  # each on its own: where it went, is not seen
-                self._check_object(inner, self._unpack_ext_hook(inner.code, inner.data))
+        elif code in _MADE_BY_NAME:
+            self._check_named(made_of, value)
+        elif code != _ARRAY or type(value).__name__ != "ndarray":
+            raise UnsupportedFormat(f"a value of kind {code} cannot be made again", hint=_RAW)
+
+    def _check_named(self, made_of: Any, value: Any) -> None:
+        if type(made_of) is not list or len(made_of) < 3:
+            raise UnsupportedFormat("a value does not say of which type it is", hint=_RAW)
+        module, name = made_of[:2]
+        if type(value).__name__ != _TYPES.get((module, name), name):
+            raise UnsupportedFormat(
+                f"a value of type {module}.{name} cannot be made again",
+                hint=f"if you trust it: HoldfastSaver(…, allow=[({module!r}, {name!r})]); or "
+                'unknown="raw" for what it was made of',
+            )
+        for inner in _objects(made_of[2:]):  # each on its own: where it went, is not seen
+            self._check_object(inner, self._unpack_ext_hook(inner.code, inner.data))
 
 
 def _objects(stored: Any) -> Iterator[_Object]:
