@@ -330,7 +330,7 @@ def test_a_session_that_was_rewound_goes_on_from_there(home: Home) -> None:
     assert session.diff("key:00000002", "key:00000007")
 
 
-def asking(saver: HoldfastSaver, ran: list[str]) -> Any:
+def asking(saver: Any, ran: list[str]) -> Any:
     """A graph that asks a person in its second step, beside another task."""
 
     def step(name: str, say: Any) -> Any:
@@ -878,10 +878,37 @@ def test_threads_of_another_saver_are_adopted(sqlite: Home, tmp_path: Path, kind
         assert len([*saver.list(None)]) == count
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+def test_threads_that_went_on_are_adopted_again(sqlite: Home, tmp_path: Path, kind: str) -> None:
+    with others(kind, tmp_path) as theirs:
+        asked = asking(theirs, [])
+        asked.invoke({"steps": []}, graphs.CONFIG, durability="sync")
+        saver = HoldfastSaver(sqlite.store)
+        assert adopt(theirs, saver) == 3
+        assert shown(saver) == shown(theirs)
+        asked.invoke(Command(resume="yes"), graphs.CONFIG, durability="sync")
+        assert adopt(theirs, saver) == 2
+        assert shown(saver) == shown(theirs)
+        assert adopt(theirs, saver) == 0
+
+
+def test_adopting_again_leaves_what_went_on_here(sqlite: Home) -> None:
+    theirs, saver = InMemorySaver(), HoldfastSaver(sqlite.store)
+    asking(theirs, []).invoke({"steps": []}, graphs.CONFIG)
+    adopt(theirs, saver)
+    asking(saver, []).invoke(Command(resume="here"), graphs.CONFIG)
+    before = shown(saver)
+    assert adopt(theirs, saver) == 0
+    assert shown(saver) == before
+    asking(theirs, []).invoke(Command(resume="there"), graphs.CONFIG)
+    assert adopt(theirs, saver) == 2
+    assert [row for row in shown(saver) if row in before] == before
+
+
 def test_mutant_that_forgets_writes(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = InMemorySaver()
     graphs.waiting(theirs, "sync")
-    monkeypatch.setattr(HoldfastSaver, "put_writes", lambda *_: None)
+    monkeypatch.setattr(HoldfastSaver, "set_writes", lambda *_: None)
     saver = HoldfastSaver(sqlite.store)
     adopt(theirs, saver)
     assert shown(saver) != shown(theirs)

@@ -8,7 +8,9 @@ from holdfast.adapters.langgraph.threads import Where
 from holdfast.errors import CheckpointNotFound
 
 if TYPE_CHECKING:
-    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from collections.abc import Sequence
+
+    from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 
     from holdfast.adapters.langgraph.saver import HoldfastSaver
 
@@ -18,24 +20,31 @@ def adopt(source: BaseCheckpointSaver[Any], target: HoldfastSaver) -> int:
 
     A saver does not tell on which path the task was that made a write. Writes keep their order.
     """
-    places = [found.config["configurable"] for found in source.list(None)]
+    places = []
+    for found in source.list(None):
+        at = found.config["configurable"]
+        where, id, theirs = Where.of(found.config), at["checkpoint_id"], found.pending_writes or []
+        here = target.writes(where, id)
+        if here is None:
+            places.append(at)
+        elif len(here) < len(theirs) and _made(here) <= _made(theirs):
+            target.set_writes(where, id, theirs)  # its thread went on there since, and not here
     places.sort(key=lambda at: str(at["checkpoint_id"]))  # parents come before their children
-    return sum(_bring(source, target, at) for at in places)
+    for at in places:
+        _bring(source, target, at)
+    return len(places)
 
 
-def _bring(source: BaseCheckpointSaver[Any], target: HoldfastSaver, at: dict[str, Any]) -> bool:
+def _bring(source: BaseCheckpointSaver[Any], target: HoldfastSaver, at: dict[str, Any]) -> None:
     where, id = Where.of({"configurable": at}), at["checkpoint_id"]
-    if target.has(where, id):
-        return False
     found = source.get_tuple({"configurable": at})
     if found is None:
         raise CheckpointNotFound(f"checkpoint {id} has gone while its thread was copied")
-    tasks: dict[str, list[tuple[str, Any]]] = {}
-    for task, channel, value in found.pending_writes or ():
-        tasks.setdefault(task, []).append((channel, value))
-    # Writes first: a checkpoint that is here has all of them, also after a crash.
-    for n, (task, writes) in enumerate(tasks.items()):
-        target.put_writes(where.config(id), writes, task, f"{n:08}")
+    if found.pending_writes:  # first: a checkpoint that is here has all of them, also after a crash
+        target.set_writes(where, id, found.pending_writes)
     parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
     target.put(where.config(parent), found.checkpoint, found.metadata, {})
-    return True
+
+
+def _made(writes: Sequence[PendingWrite]) -> set[tuple[str, str]]:
+    return {(task, channel) for task, channel, _ in writes}

@@ -22,6 +22,7 @@ from holdfast.adapters.langgraph.pacing import Pace, number_of
 from holdfast.adapters.langgraph.threads import (
     AGENT,
     DELTA,
+    INSTEAD,
     OTHER,
     OURS,
     REST,
@@ -242,12 +243,14 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         id = _asked(config)
         if id is None:
             raise InvalidRequest("the config names no checkpoint for these writes")
-        line = self._line(Where.of(config))
+        self._line(Where.of(config)).note(id, self._facts(task_id, task_path, writes))
+
+    def _facts(self, task: str, path: str, writes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         encoded = [
             [WRITES_IDX_MAP.get(channel, n), channel, encode(self.serde, value, channel)]
             for n, (channel, value) in enumerate(writes)
         ]
-        line.note(id, {"task": task_id, "path": task_path, "writes": encoded})
+        return {"task": task, "path": path, "writes": encoded}
 
     # -- keeping house -------------------------------------------------------------------------
 
@@ -380,8 +383,19 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
 
     # -- lines ---------------------------------------------------------------------------------
 
-    def has(self, where: Where, id: str) -> bool:
-        return self._line(where).find(id) is not None
+    def set_writes(self, where: Where, id: str, writes: Iterable[PendingWrite]) -> None:
+        """These in place of all that a checkpoint has, in this order; at once."""
+        tasks: dict[str, builtins.list[tuple[str, Any]]] = {}
+        for task, channel, value in writes:
+            tasks.setdefault(task, []).append((channel, value))
+        found = [self._facts(task, f"{n:08}", each) for n, (task, each) in enumerate(tasks.items())]
+        self._line(where).note(id, {INSTEAD: found})
+
+    def writes(self, where: Where, id: str) -> builtins.list[PendingWrite] | None:
+        """The writes of a checkpoint; None if it is not here."""
+        line = self._line(where)
+        found = line.find(id)
+        return None if found is None else Pending(line, self.serde).writes(found)
 
     def _line(self, where: Where) -> Line:
         with self._lock:

@@ -46,6 +46,8 @@ OTHER = "$other"
 """The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
 DELTA = "counters_since_delta_snapshot"
 """The metadata that a checkpoint with delta channels has."""
+INSTEAD = "instead"
+"""The key of a note that holds others, which replace all before it."""
 _TRIES = 20
 _NOTHING = object()
 
@@ -367,8 +369,10 @@ class Pending:
             for number, key, facts in self._line.notes.read(low, self._low):
                 self._notes.setdefault(key, {})[number] = facts
             self._low = low
-        found = self._notes.get(_id(checkpoint), {})
-        return [found[number] for number in sorted(found)]
+        out: list[dict[str, Any]] = []
+        for _, facts in sorted(self._notes.get(_id(checkpoint), {}).items()):
+            out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
+        return out
 
     def writes(self, checkpoint: Checkpoint) -> list[tuple[str, str, Any]]:
         """In the order in which a step applies them."""
