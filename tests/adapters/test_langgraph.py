@@ -411,6 +411,19 @@ def test_a_step_that_was_rewound_is_done_again(home: Home, durability: Any) -> N
             assert end.values["log"] == end.values["plain"]
 
 
+def test_a_fork_made_by_holdfast_is_no_thread_but_in_nobodys_way(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    put(saver, config(), {"n": 1}, 1, run_id="r")
+    home.store.session("t").fork("fork")
+    with pytest.raises(InvalidRequest, match="not a thread") as raised:
+        saver.get_tuple(config("fork"))
+    assert "copy_thread" in str(raised.value.hint)
+    assert [t.checkpoint["id"] for t in saver.list(None)] == ["00000001"]
+    saver.delete_for_runs(["r"])
+    assert [*saver.list(None)] == []
+    assert home.store.session("fork").load()["n"] == 1
+
+
 def test_a_copy_of_a_rewound_thread_goes_on_from_there(home: Home) -> None:
     saver = HoldfastSaver(home.store)
     for n in range(1, 5):

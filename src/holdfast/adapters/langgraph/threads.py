@@ -332,9 +332,11 @@ def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
         raise Corrupt(f"checkpoint {checkpoint.id} is damaged: {checkpoint.damaged}")
     own = checkpoint.meta.get(OURS)
     if type(own) is not dict:
+        hint = "give the graph a store of its own, or another thread_id"
+        if checkpoint.operation == "fork":
+            hint = "to fork a thread: saver.copy_thread(…), and rewind the copy"
         raise InvalidRequest(
-            f"session {checkpoint.session!r} is not a thread of LangGraph's",
-            hint="give the graph a store of its own, or another thread_id",
+            f"session {checkpoint.session!r} is not a thread of LangGraph's", hint=hint
         )
     return own
 
