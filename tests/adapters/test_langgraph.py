@@ -930,7 +930,7 @@ def test_mutant_that_forgets_writes(sqlite: Home, monkeypatch: pytest.MonkeyPatc
 # -- crashes -------------------------------------------------------------------------------------
 
 KILLED = """
-import os, signal, sys
+import asyncio, os, signal, sys
 from langgraph.graph import START, END, StateGraph
 from holdfast.adapters.langgraph import HoldfastSaver, adopt
 from tests.adapters.graphs import Talk, CONFIG
@@ -946,16 +946,24 @@ builder.add_node("step", step)
 builder.add_edge(START, "step")
 builder.add_conditional_edges("step", lambda s: "step")
 graph = builder.compile(checkpointer=HoldfastSaver(sys.argv[1]))
-graph.invoke({"messages": [("human", "begin")]}, CONFIG | {"recursion_limit": 1000},
-             durability=sys.argv[2])
+asked = {"messages": [("human", "begin")]}, CONFIG | {"recursion_limit": 1000}
+if sys.argv[3] == "loop":
+    asyncio.run(graph.ainvoke(*asked, durability=sys.argv[2]))
+graph.invoke(*asked, durability=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-def test_killed_in_step_300(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize(
+    ("durability", "how", "lost"),
+    [
+        ("sync", "plain", 0), ("async", "plain", pacing.AHEAD),
+        ("sync", "loop", 0), ("async", "loop", 100),  # some 10; without waiting, nearly all
+    ],
+)  # fmt: skip
+def test_killed_in_step_300(tmp_path: Path, durability: str, how: str, lost: int) -> None:
     path = tmp_path / "agents.db"
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), durability],
+        [sys.executable, "-c", KILLED, str(path), durability, how],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -965,7 +973,7 @@ def test_killed_in_step_300(tmp_path: Path, durability: str) -> None:
         assert saver.store.verify().ok
     assert found is not None
     messages = found.checkpoint["channel_values"]["messages"]
-    assert len(messages) >= (300 if durability == "sync" else 300 - pacing.AHEAD)
+    assert len(messages) >= 300 - lost
     texts = ["begin", *(f"message {n}" for n in range(1, 300))]
     assert [m.content for m in messages] == texts[: len(messages)]
 

@@ -2,7 +2,9 @@
 
 With durability "async" LangGraph hands checkpoints over in the background, as many as there are. A
 graph whose steps are faster than a disk would have all of them still to come when it crashes. It
-asks for a version in every step, though: then it waits, if too much is on its way.
+asks for a version in every step, though: then it waits, if too much is on its way. On an event loop
+it cannot: the checkpoints themselves need the loop. There it is the loop that waits for each of
+them, until it has caught up.
 """
 
 from __future__ import annotations
@@ -48,10 +50,16 @@ class Pace:
                     if not self._moved.wait(_PATIENCE):
                         course.coming = False
 
+    def is_far(self, versions: Mapping[str, Any]) -> bool:
+        """Whether too much is on its way behind a checkpoint with these versions."""
+        with self._moved:
+            course = self._courses.get(_newest(versions))
+            return course is not None and course.coming and course.asked - course.saved > AHEAD
+
     @contextmanager
     def saving(self, versions: Mapping[str, Any]) -> Iterator[None]:
         """A checkpoint with these versions is saved."""
-        newest = max((v for v in versions.values() if isinstance(v, str)), default="")
+        newest = _newest(versions)
         with self._moved:
             course = self._courses.get(newest)
             if course is not None:
@@ -69,6 +77,10 @@ class Pace:
 def number_of(version: str | float | None) -> int:
     """The number that counts in a version of any saver."""
     return int(str(version).partition(".")[0]) if version is not None else 0
+
+
+def _newest(versions: Mapping[str, Any]) -> str:
+    return max((v for v in versions.values() if isinstance(v, str)), default="")
 
 
 def _on_a_loop() -> bool:

@@ -29,6 +29,7 @@ from holdfast.adapters.langgraph.threads import (
     Line,
     Pending,
     Where,
+    is_fork,
     own_of,
 )
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast.model import Checkpoint, SessionInfo
+    from holdfast.model import Checkpoint
     from holdfast.store import Store
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -352,6 +353,8 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
+        if self._pace.is_far(checkpoint["channel_versions"]):  # then the loop has to wait
+            return self.put(config, checkpoint, metadata, new_versions)
         return await self.host.call(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
@@ -418,7 +421,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         """Of all threads, of a thread with all its namespaces, or of one namespace."""
         if config is None:
             found = self.store.sessions(agent=AGENT)
-            return [Line(self.store, Where.named(i.name)) for i in found if not _is_fork(i)]
+            return [Line(self.store, Where.named(i.name)) for i in found if not is_fork(i)]
         where = Where.of(config)
         if not every and config["configurable"].get("checkpoint_ns") is not None:
             return [self._line(where)]
@@ -442,8 +445,3 @@ def _thread(config: RunnableConfig) -> Any:
 def _one(found: Checkpoint | None) -> Iterator[Checkpoint]:
     if found is not None:
         yield found
-
-
-def _is_fork(info: SessionInfo) -> bool:
-    """Whether it was forked from a thread by holdfast: then it is none."""
-    return info.head is not None and info.head.operation == "fork" and OURS not in info.head.meta

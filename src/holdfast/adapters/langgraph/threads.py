@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint
+    from holdfast.model import Checkpoint, SessionInfo
     from holdfast.session import Path, Session
     from holdfast.store import Store
 
@@ -339,6 +339,11 @@ def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
             f"session {checkpoint.session!r} is not a thread of LangGraph's", hint=hint
         )
     return own
+
+
+def is_fork(info: SessionInfo) -> bool:
+    """Whether it was forked from a thread by holdfast: then it is none."""
+    return info.head is not None and info.head.operation == "fork" and OURS not in info.head.meta
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:
