@@ -373,6 +373,12 @@ def test_a_thread_that_was_rewound_to_a_question_can_be_answered_anew(
         assert ran == ["ask", "end"]
         assert graph.get_state(graphs.CONFIG).values == done
         assert len([*graph.get_state_history(graphs.CONFIG)]) == 5 + 2 * (n + 1)
+    home.store.session("t").rewind(f"key:{key}")
+    graph.checkpointer.prune(["t"])
+    again = graph.get_state(graphs.CONFIG)
+    assert (again.values, again.next, again.interrupts) == (
+        asked.values, asked.next, asked.interrupts,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])

@@ -266,7 +266,9 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             for found in self.store.find(agent=AGENT, meta={"run_id": run}):
                 doomed.setdefault(found.session, set()).add(found.id)
         for session, ids in doomed.items():
-            self._line(Where.named(session)).keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
+            line = self._line(Where.named(session))
+            Pending(line, self.serde).settle()
+            line.keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """With "keep_latest" also what its delta channels are made of stays."""
@@ -280,6 +282,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
                 continue
             for line in self._lines_of(Where(str(thread), "").config(None), every=True):
                 kept = self._needed(line)
+                Pending(line, self.serde).settle()
                 line.keep(lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
 
     def _needed(self, line: Line) -> set[str]:

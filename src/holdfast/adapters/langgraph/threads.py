@@ -390,10 +390,18 @@ class Pending:
 
         If it was waiting for an answer, it does so again.
         """
+        return self._ordered(self._left(checkpoint, after))
+
+    def settle(self) -> None:
+        """Before children are deleted: that somebody has gone back would be seen no more."""
+        at = self._line.latest()
+        if at is not None and (after := self._line.gone_back(at)):
+            self._line.note(_id(at), {INSTEAD: self._left(at, after)})
+
+    def _left(self, checkpoint: Checkpoint, after: str) -> list[dict[str, Any]]:
         found = self.notes(checkpoint)
         answered = next((n for n, facts in enumerate(found) if _answers(facts)), 0)
-        kept = [f for n, f in enumerate(found) if n < answered or f.get("after") == after]
-        return self._ordered(kept)
+        return [f for n, f in enumerate(found) if n < answered or f.get("after") == after]
 
     def towards(self, checkpoint: Checkpoint, child: Checkpoint) -> list[tuple[str, str, Any]]:
         """Those that have made one of its children: for another, tasks may have run again."""
