@@ -41,9 +41,14 @@ def fresh(store: holdfast.Store) -> holdfast.Session:
 
 @contextmanager
 def opened(kind: str, folder: Path) -> Iterator[holdfast.Store]:
-    """Memory with its images, SQLite without: there each save finds its parent in the file."""
-    url, cache = ("memory:", 1 << 20) if kind == "memory" else (folder / "store.db", 0)
-    with holdfast.open(url, durability="normal", cache_bytes=cache) as store:
+    """Memory with its images, others without: there each save finds its parent in the file."""
+    places: dict[str, str | Path] = {
+        "memory": "memory:",
+        "sqlite": folder / "store.db",
+        "files": f"files:{folder}/store",
+    }
+    cache = 1 << 20 if kind == "memory" else 0
+    with holdfast.open(places[kind], durability="normal", cache_bytes=cache) as store:
         yield store
 
 

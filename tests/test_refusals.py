@@ -27,7 +27,7 @@ from holdfast.model import ToolCall
 from .exact import PAD, Frozen, Point, fresh, opened, same
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "files"])
 def store(request, tmp_path_factory):
     with opened(request.param, tmp_path_factory.mktemp("values")) as store:
         yield store
@@ -203,12 +203,13 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def contents(store: Any) -> list[bytes]:
+def contents(store: Any) -> dict[pathlib.Path, bytes]:
     """The bytes of a store's files."""
     path = getattr(store.backend, "path", None)
-    return [
-        pathlib.Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal") if path is not None
-    ]
+    if path is None:
+        return {}
+    found = [*pathlib.Path(path).rglob("*"), *(pathlib.Path(f"{path}{s}") for s in ("", "-wal"))]
+    return {file: file.read_bytes() for file in found if file.is_file()}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.codec import nodes, rows, values
+from holdfast.codec import nodes, portable, rows, values
 from holdfast.errors import HoldfastError, InvalidRequest, NotSerializable
 from holdfast.model import ToolCall
 
 from .exact import PAD, Frozen, Point, fresh, opened, python, same
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "files"])
 def store(request, tmp_path_factory):
     with opened(request.param, tmp_path_factory.mktemp("values")) as store:
         yield store
@@ -114,6 +114,15 @@ def test_the_codec_gives_back_what_it_got(value):
     assert values.encode(values.decode(data)) == data
 
 
+@settings(max_examples=400)
+@given(VALUES)
+@example(["\ud83d\ude00", "\ude00\ud83d", "\ud83d😀\ude00", {"\ud83d\ude00": "\ud83d" * 3}])
+@example({"$str": "\ud83d\ude00", "$$": [float("nan")], "": 10**5000})
+def test_the_rendering_as_text_gives_back_the_same_bytes(value):
+    data = values.encode(value)
+    assert portable.hide(portable.loads(portable.dumps(portable.show(data)))) == data
+
+
 @settings(max_examples=200)
 @given(VALUES)
 def test_both_ways_of_encoding_agree(value):
@@ -124,6 +133,7 @@ def test_both_ways_of_encoding_agree(value):
 
 @settings(max_examples=50)
 @given(VALUES)
+@example(["\ud83d\ude00", {"\ud83d\ude00": "\ud83d\ude00" * 2}])
 def test_a_store_gives_back_what_it_got(store, value):
     session = fresh(store)
     state = {"v": value, "log": [value, PAD], "d": {f"k{i}": PAD for i in range(4)} | {"v": value}}

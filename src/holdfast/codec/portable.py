@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -48,6 +49,8 @@ _encode, _escape = [
 # Where an encoding has none of these bytes it is JSON in other clothes: it has no bytes, tags or
 # floats, and no key that would have to be escaped.
 _NOT_JSON = [bytes((n,)) for n in (*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$")]
+# A high surrogate and then a low one: JSON takes the two for one character.
+_PAIR = re.compile(rb"\xed[\xa0-\xaf].\xed[\xb0-\xbf]", re.DOTALL)
 _KINDS = {"list": 0, "dict": 1, "text": 2, "bytes": 2, "raw": 2}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -127,7 +130,7 @@ def _show(value: Any) -> Any:
 
 
 def _show_tag(tag: int, data: bytes) -> _Tagged:
-    if tag not in _TAGS:
+    if tag not in _TAGS or (tag == STR and _PAIR.search(data)):
         return _Tagged({"$ext": [tag, _text(data)]})
     name, show, _ = _TAGS[tag]
     return _Tagged({name: show(data)})
