@@ -54,13 +54,6 @@ from .home import TEXT, Home, fail, strangers
 DAY = 86400.0
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request, tmp_path):
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
-
 def seqs(checkpoints: Any) -> list[int]:
     return [checkpoint.seq for checkpoint in checkpoints]
 
@@ -739,7 +732,8 @@ def test_row34_a_step_costs_what_changed(home):
     assert sum(costs[80:]) < 1.3 * sum(costs[:80])
     if home.durable:
         home.reopened()
-        assert home.size() < 3 * raw  # at every step in full it would be 80 times raw
+        # Plain files hold a readable record of each step. In full they would be 80 times raw.
+        assert home.size() < (4 if home.kind == "files" else 3) * raw
     assert home.session().load()["log"] == log
 
 
@@ -791,12 +785,11 @@ def transcript(home: Home) -> list[Any]:
 
 def test_row20_one_meaning_of_everything(tmp_path):
     told = {}
-    for kind in ("memory", "sqlite"):
-        (tmp_path / kind).mkdir()
+    for kind in ("memory", "sqlite", "files", "postgres"):
         home = Home(kind, tmp_path / kind)
         told[kind] = transcript(home)
-        home.close()
-    assert told["memory"] == told["sqlite"]
+        home.give_back()
+    assert told["memory"] == told["sqlite"] == told["files"] == told["postgres"]
     assert len(told["memory"]) > 25
 
 
