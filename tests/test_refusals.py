@@ -62,6 +62,16 @@ class Table(dict):
     pass
 
 
+@dataclass(init=False)
+class Record(dict):
+    kind: str = "record"
+
+
+@dataclass(init=False)
+class Rows(list):
+    kind: str = "rows"
+
+
 class Pair(NamedTuple):
     a: int
     b: int
@@ -130,6 +140,8 @@ REFUSED: dict[str, Any] = {
     "bytes subclass": Raw(b"x"),
     "list subclass": Items([1]),
     "dict subclass": Table(a=1),
+    "dict that is a dataclass": Record(a=1),
+    "list that is a dataclass": Rows([1]),
     "datetime subclass": Moment(2024, 1, 1),
     "decimal subclass": Money(1),
     "object": Plain(),

@@ -61,6 +61,8 @@ _UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionEr
 _FRAGMENTS = getrefcount(Fragment)
 _TEXT = {str, int, float, bool, type(None)}
 _BUILTIN = _TEXT | {dict, list, bytes, tuple, set}
+# A dataclass that is one of these has more in it than its fields.
+_FULL = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float)
 
 
 def encode(value: Any) -> bytes:
@@ -217,7 +219,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     try:
-        if dataclasses.is_dataclass(kind):
+        if dataclasses.is_dataclass(kind) and not isinstance(value, _FULL):
             return {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
         if hasattr(kind, "model_dump") and hasattr(kind, "model_validate"):
             return value.model_dump(serialize_as_any=True, round_trip=True)
