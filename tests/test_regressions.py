@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import re
 import zoneinfo
+from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,13 @@ import pytest
 import holdfast
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, values
+from holdfast.model import ToolCall, Usage
 from tests.plainstore import PlainStore
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.home import Home
 
 
 def test_a_counter_set_back_is_noticed(tmp_path: Path) -> None:
@@ -130,3 +134,54 @@ def test_a_history_that_runs_in_a_circle_ends() -> None:
         assert len(history) <= 4
         assert history[-1].damaged
         assert not store.verify().ok
+
+
+UNREADABLE: list[dict[str, Any]] = [
+    *[{"usage": Usage(tokens=n)} for n in (None, 1.5, "7", True, [1])],  # type: ignore[arg-type]
+    *[{"usage": Usage(cost=n)} for n in (None, "1", Decimal("0.1"), False)],  # type: ignore[arg-type]
+    *[{"pending": p} for p in (5, ToolCall("1", "t"), "ab", [None], {"a": 1})],
+    {"pending": [ToolCall("1", "t", meta=None)]},  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("fields", UNREADABLE, ids=str)
+def test_a_record_that_would_not_be_read_again_is_not_acknowledged(
+    home: Home, fields: dict[str, Any]
+) -> None:
+    session = home.session()
+    session.save({"n": 1}, usage=Usage(tokens=7, cost=1))
+    for save in (session.save, lambda _, **more: session.append("log", 1, **more)):
+        with pytest.raises(holdfast.InvalidRequest):
+            save({"n": 2}, **fields)
+    assert home.reopened().session("s").load() == {"n": 1}
+    assert home.store.verify().ok
+
+
+def test_usage_of_a_run_is_looked_at_when_it_is_given(memory: Home) -> None:
+    with memory.session().run() as run:
+        for wrong in (None, "7", 1.5):
+            with pytest.raises(holdfast.InvalidRequest, match="tokens"):
+                run.add_usage(tokens=wrong)  # type: ignore[arg-type]
+        run.add_usage(tokens=7)
+    assert memory.session().usage().path == Usage(7)
+
+
+@pytest.mark.parametrize("digits", ["9" * 19, "9" * 5000], ids=len)
+def test_numbers_that_python_does_not_read(memory: Home, digits: str) -> None:
+    session = memory.filled(2)
+    for revision in (f"@~{digits}", f"step:{digits}"):
+        with pytest.raises((holdfast.InvalidRequest, holdfast.CheckpointNotFound)):
+            session.load(revision)
+    with pytest.raises(holdfast.NotFound):
+        session.blame(f"log.{digits}")
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "journal.jsonl"])
+def test_a_line_with_a_number_that_python_does_not_read(tmp_path: Path, name: str) -> None:
+    with holdfast.open(f"files:{tmp_path}/store") as store, store.session("s").run() as run:
+        run.step("a", lambda: 1)
+    [path] = tmp_path.glob(f"store/sessions/*/{name}")
+    path.write_bytes(path.read_bytes() + b'{"n":' + b"9" * 5000 + b",\n")
+    with holdfast.open(f"files:{tmp_path}/store") as store:
+        assert store.session("s").head is not None
+        assert [call.name for call in store.session("s").calls()] == ["a"]

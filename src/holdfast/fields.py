@@ -42,6 +42,33 @@ def check_tags(tags: Any) -> tuple[str, ...]:
     return tuple(sorted({check_text("a tag", t) for t in tags}))
 
 
+def check_usage(usage: Any) -> tuple[int, float]:
+    """Tokens and cost: a record with anything else would not be read again."""
+    if not isinstance(usage, Usage):
+        raise InvalidRequest(f"usage must be a Usage, not {type(usage).__name__}")
+    tokens, cost = (v.value if isinstance(v, Enum) else v for v in (usage.tokens, usage.cost))
+    if type(tokens) is not int or type(cost) not in (int, float):
+        raise InvalidRequest(
+            f"usage must be an int of tokens and a float of cost, not {tokens!r} and {cost!r}",
+            hint="Usage(int(tokens), float(cost))",
+        )
+    return tokens, cost
+
+
+def _listed(pending: Any) -> list[Any]:
+    if isinstance(pending, Iterable) and not isinstance(pending, (str, Mapping)):
+        return list(pending)
+    raise InvalidRequest(f"pending must be a list of ToolCall, not {type(pending).__name__}")
+
+
+def _call(call: Any) -> list[Any]:
+    if not isinstance(call, ToolCall):
+        raise InvalidRequest(f"pending must be a list of ToolCall, not of {type(call).__name__}")
+    if not isinstance(call.meta, Mapping):
+        raise InvalidRequest(f"meta must be a dict, not {type(call.meta).__name__}")
+    return [call.id, call.name, call.arguments, dict(call.meta)]
+
+
 def check(fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
     """Label, tags, and the fields of the record in the form in which they are stored."""
     unknown = set(fields) - set(Fields.__annotations__)
@@ -63,14 +90,10 @@ def check(fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
         extra["status"] = status
     usage = fields.get("usage")
     if usage is not None:
-        if not isinstance(usage, Usage):
-            raise InvalidRequest(f"usage must be a Usage, not {type(usage).__name__}")
-        extra["usage"] = [usage.tokens, usage.cost]
-    pending = list(fields.get("pending") or ())
+        extra["usage"] = [*check_usage(usage)]
+    pending = fields.get("pending") or ()
     if pending:
-        if not all(isinstance(p, ToolCall) for p in pending):
-            raise InvalidRequest("pending must be a list of ToolCall")
-        extra["pending"] = [[p.id, p.name, p.arguments, dict(p.meta)] for p in pending]
+        extra["pending"] = [_call(p) for p in _listed(pending)]
     meta = fields.get("meta")
     if meta is not None:
         if not isinstance(meta, Mapping):

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast import fields as fielding
 from holdfast.errors import (
     Fenced,
     InDoubt,
@@ -268,8 +269,10 @@ class RunCore:
 
     def add_usage(self, usage: Usage | None = None, *, tokens: int = 0, cost: float = 0.0) -> None:
         """What was spent since the last checkpoint; the next one carries it."""
+        spent = usage or Usage(tokens, cost)
+        fielding.check_usage(spent)
         with self._lock:
-            self._usage = self._usage + (usage or Usage(tokens, cost))
+            self._usage = self._usage + spent
 
     def take_checkpoint(self, event: str | None = None, fields: Fields | None = None) -> Checkpoint:
         with self._lock:
