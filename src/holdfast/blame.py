@@ -23,7 +23,7 @@ def parse_path(path: Path) -> tuple[str | int, ...]:
         return path
     if not isinstance(path, str) or not path:
         raise InvalidRequest(f"not a path: {path!r}", hint='such as "plan.budget"')
-    return tuple(int(p) if p.isdecimal() else p for p in path.split("."))
+    return tuple(int(p) if p.isdecimal() and len(p) < 20 else p for p in path.split("."))
 
 
 def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.model import Record
 
 _MAX_MATCHES = 10_000
+_MAX_DIGITS = 20
 
 
 class Resolver:
@@ -89,10 +90,11 @@ class Resolver:
 
     def _relative(self, revision: str) -> Place:
         back = revision[2:] if revision.startswith("@~") else "0" if revision == "@" else ""
-        if not back.isdecimal():
+        wanted = _number(back)
+        if wanted is None:
             raise InvalidRequest(f"not a revision: {revision!r}", hint="use @ or @~3")
         for n, (place, _) in enumerate(self._line()):
-            if n == int(back):
+            if n == wanted:
                 return place
         raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {revision}")
 
@@ -127,9 +129,9 @@ class Resolver:
         return self._living(place)
 
     def _by_step(self, value: str) -> Place | None:
-        if not value.isdecimal():
+        wanted = _number(value)
+        if wanted is None:
             raise InvalidRequest(f"not a step: {value!r}", hint="use step:12")
-        wanted = int(value)
         return next((p for p, r in self._line() if r.step == wanted and not r.damaged), None)
 
     def _by_prefix(self, prefix: str) -> Place:
@@ -149,6 +151,11 @@ class Resolver:
             _check_id(self._reader, Place(session, seq), id)
             return self._living(Place(session, seq))
         raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
+
+
+def _number(text: str) -> int | None:
+    """Python refuses to read very long ones."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def find_in_store(reader: Reader, revision: str) -> Place:

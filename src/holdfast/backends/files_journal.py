@@ -87,7 +87,7 @@ def _parsed(data: bytes) -> _Text:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     digits = line[len(_BEGIN) : line.find(b",")]
-    if not line.startswith(_BEGIN) or not digits.isdigit():
+    if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > 20:
         return None
     return text.read_line(int(digits), line) or text.read_line(int(digits), line[:-1])
 

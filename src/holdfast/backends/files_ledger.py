@@ -266,7 +266,7 @@ class Ledger:
 
     def _entry(self, line: bytes) -> dict[str, Any] | None:
         digits = line[len(_BEGIN) : line.find(b",")]
-        if not line.startswith(_BEGIN) or not digits.isdigit():
+        if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > 20:
             return None
         return text.read_line(int(digits), line)
 
