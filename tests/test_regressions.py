@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import os
 import re
 import zoneinfo
 from decimal import Decimal
@@ -185,3 +186,31 @@ def test_a_line_with_a_number_that_python_does_not_read(tmp_path: Path, name: st
     with holdfast.open(f"files:{tmp_path}/store") as store:
         assert store.session("s").head is not None
         assert [call.name for call in store.session("s").calls()] == ["a"]
+
+
+@pytest.mark.parametrize("url", ["agent.db", "files:agents"])
+def test_a_relative_address_means_the_same_place_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """A connection that is opened later must not end up in the store of another folder."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        with holdfast.open(url) as store:
+            store.session("s").save({"in": name})
+    monkeypatch.chdir(tmp_path / "here")
+    with holdfast.open(url) as store:
+        session = store.session("s")
+        monkeypatch.chdir(tmp_path / "there")
+        with store.backend.reader(), store.backend.reader():
+            assert session.load() == {"in": "here"}
+        child = os.fork()  # afterwards both have connections of their own
+        if not child:
+            ok = session.patch(set={"by": "child"}).step == 2
+            os._exit(0 if ok and session.load() == {"in": "here", "by": "child"} else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert session.load() == {"in": "here", "by": "child"}
+        session.patch(set={"by": "parent"})
+        assert store.verify().ok
+    with holdfast.open(url) as store:
+        assert store.session("s").load() == {"in": "there"}

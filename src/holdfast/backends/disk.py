@@ -29,6 +29,14 @@ TEMPORARY = ".new-"
 """Files whose names begin so are drafts; those that a crash has left behind mean nothing."""
 
 
+def lasting(path: Path) -> Path:
+    """The same place after the process has gone to another folder, too."""
+    try:
+        return path.absolute()
+    except OSError as e:
+        raise Unavailable(f"the folder that {path} is in does not exist any more") from e
+
+
 def sync(path: Path | str) -> None:
     """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
     if os.name == "nt" and os.path.isdir(path):

@@ -60,9 +60,9 @@ class FilesBackend(Backend):
     ) -> None:
         if not disk.HAS_LOCKS:
             raise InvalidRequest("files: stores need a system with flock", hint="use SQLite")
-        self.path, self.read_only = path, read_only
+        self.path, self.read_only = disk.lasting(path), read_only
         self._closed = False
-        self._home = Home(path, durable=durability == "full", timeout=timeout)
+        self._home = Home(self.path, durable=durability == "full", timeout=timeout)
         with _translated(path):
             if not (path / MARKER).exists():
                 if _has_sessions(path):

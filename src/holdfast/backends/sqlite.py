@@ -48,7 +48,7 @@ class SqliteBackend(Backend):
         durability: str = "full",
         timeout: float = 30.0,
     ) -> None:
-        self.path, self.read_only = path, read_only
+        self.path, self.read_only = disk.lasting(path), read_only
         self._options = {"durability": durability, "timeout": timeout}
         self._group = Group(self._write_many, self._write_one)
         self._lock = threading.RLock()
