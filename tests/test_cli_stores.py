@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 import holdfast
@@ -228,3 +230,20 @@ def test_repaired(terminal, torn):
     terminal.good("save s", stdin='{"i": 5}')
     with holdfast.open(home.url) as store:
         assert store.session("s").load() == {"i": 5}
+
+
+def test_a_damaged_journal_hides_no_other(terminal: Terminal) -> None:
+    with terminal.store() as store:
+        for name in ("a", "b", "c"):
+            with store.session(name).run() as run:
+                run.wait_for("approval")
+    connection = apsw.Connection(str(terminal.path))
+    connection.execute("UPDATE journal SET body = x'00' WHERE pos >> 32 = 2")
+    connection.close()
+    told = terminal.type("pending")
+    assert told.code == 5
+    assert [line for line in told.out.splitlines() if len(line) == 1] == ["a", "c"]
+    assert "session 'b': entry 1 of the journal is damaged" in told.err
+    told = terminal.type("pending --json")
+    assert [row["session"] for row in told.lines] == ["a", "c"]
+    assert json.loads(told.err)["exit_code"] == 5

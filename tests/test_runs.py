@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,52 @@ def test_idempotency_keys(home: Home) -> None:
     assert holdfast.current_key() is None
 
 
+def test_what_cannot_be_called_is_not_in_doubt(home: Home) -> None:
+    nothing: Any = None
+    wrong_name: Any = 5
+    for wrong in (
+        lambda run: run.tool(call("c1"), nothing),
+        lambda run: run.step("model", nothing),
+        lambda run: run.step("model", lambda: 1, key=wrong_name),
+        lambda run: run.step("model", lambda: 1, key=""),
+        lambda run: run.wait_for(wrong_name),
+    ):
+        with pytest.raises(InvalidRequest), home.session().run() as run:
+            wrong(run)
+    assert home.session().pending() == []
+    assert home.session().calls() == []
+    with home.session().run() as run:
+        odd = holdfast.ToolCall("c1", "act", {1: 2})
+        assert run.tool(odd, lambda arguments: arguments) == {1: 2}
+    with pytest.raises(InvalidRequest):
+        home.session().run(name=wrong_name)
+
+
+def test_a_run_tells_what_is_pending(home: Home) -> None:
+    """It knows what it calls itself, and what another has left."""
+    in_doubt(home)
+    with home.session().run() as run:
+        assert [(p.key, p.state) for p in run.pending] == [("c1", "in doubt")]
+        told = run.step("look", lambda: [(p.key, p.state) for p in run.pending])
+        assert told == [("c1", "in doubt"), ("look#1", "running")]
+        with pytest.raises(BaseException, match="waiting"):
+            run.wait_for("go")
+        assert [(p.key, p.state) for p in run.pending] == [("c1", "in doubt"), ("go", "waiting")]
+
+
+def test_the_run_of_a_name(home: Home) -> None:
+    with home.session().run(name="hourly") as run:
+        run.halt("later")
+    with (
+        pytest.raises(NotFound, match="'nightly'") as raised,
+        home.session().run(name="nightly", resume=True),
+    ):
+        pass
+    assert raised.value.hint == "there is 'hourly'"
+    with home.session().run(name="hourly", resume=True) as run:
+        assert run.resumed
+
+
 def test_unknown_keys_and_answers(home: Home) -> None:
     in_doubt(home)
     session = home.session()
@@ -362,6 +409,24 @@ def test_code_that_has_changed(home: Home) -> None:
     assert second.made == [0, 33]
     assert second.run is not None
     assert second.run.removed == ("removed#1",)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_what_was_removed_before_the_loop_is_told(home: Home, turn: int) -> None:
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        run.step("same", worker.effect, "before")
+        if not run.resumed:
+            run.step("plan", worker.effect, "plan")
+        for _ in run.turns(limit=2):
+            if not run.resumed:
+                run.step("same", worker.effect, run.turn)
+                if run.turn == turn:
+                    raise Crash
+
+    Worker(home.session())(body)
+    second = Worker(home.session())(body)
+    assert second.run is not None
+    assert second.run.removed == ("plan#1", "same#1")
 
 
 def test_a_loop_that_is_not_entered_any_more(home: Home) -> None:
@@ -419,6 +484,78 @@ def test_a_failure_that_ends_the_run_is_tried_again(home: Home) -> None:
         run.step("before", lambda: tries.append(0))
         assert run.step("call", flaky) == "fine"
     assert tries == [0, 1, 1]
+
+
+def test_a_failure_that_was_dealt_with_is_not_tried_again(home: Home) -> None:
+    """Whatever ends the run later: errors come and go at the same address."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        for n in range(20):
+            with suppress(ValueError, StepFailed):
+                run.step("bad", lambda n: int(f"{worker.effect(n)}!"), n)
+        raise ValueError("something else")
+
+    made = []
+    for _ in range(3):
+        worker = Worker(home.session())
+        with pytest.raises(ValueError, match="something else"):
+            worker(body)
+        made.append(len(worker.made))
+    assert made == [20, 0, 0]
+
+
+def test_failures_that_end_the_run_together_are_tried_again(home: Home) -> None:
+    tries: list[int] = []
+
+    def flaky(n: int) -> int:
+        tries.append(n)
+        if tries.count(n) == 1:
+            raise OSError(f"{n} has no connection")
+        return n
+
+    def body(run: holdfast.Run) -> None:
+        errors = []
+        for n in (1, 2):
+            try:
+                run.step("call", flaky, n)
+            except OSError as e:
+                errors.append(e)
+        if errors:
+            raise ExceptionGroup("both", errors) from None
+
+    with pytest.raises(ExceptionGroup), home.session().run() as run:
+        body(run)
+    with home.session().run() as run:
+        body(run)
+    assert tries == [1, 2, 1, 2]
+
+
+def test_a_recorded_failure_that_ends_the_run_is_tried_again(home: Home) -> None:
+    """The code expects the error itself; without another try it would never come further."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        with suppress(ZeroDivisionError):
+            run.step("bad", lambda: worker.effect(1) / 0)
+        if not run.resumed:
+            raise Crash
+
+    assert Worker(home.session())(body).made == [1]
+    second = Worker(home.session())
+    with pytest.raises(StepFailed):
+        second(body)
+    assert second.made == []
+    assert Worker(home.session())(body).made == [1]
+    head = home.session().head
+    assert head is not None
+    assert head.status == "completed"
+
+
+@pytest.mark.parametrize("home", ["memory"], indirect=True)
+def test_an_error_that_is_its_own_cause(home: Home) -> None:
+    error = KeyError("odd")
+    with pytest.raises(KeyError), home.session().run() as run:
+        run.step("fine", lambda: 1)
+        raise error from error
 
 
 def test_retries(home: Home) -> None:
@@ -733,6 +870,10 @@ def test_usage_of_sessions_forks_and_children(home: Home) -> None:
         again = run.id
         run.add_usage(tokens=7)
     totals = home.session("parent").usage()
+    with home.session("both").run() as run:
+        run.add_usage(tokens=5)
+        run.checkpoint(usage=Usage(3, 1.0))
+    assert home.session("both").usage().spent == Usage(8, 1.0)
     assert totals.runs.pop(again) == Usage(7)
     assert [*totals.runs.values()] == [Usage(3, 1.0)]
     assert totals.path == totals.spent == Usage(10, 1.0)
@@ -883,6 +1024,22 @@ def test_a_damaged_entry_is_an_error(home: Home) -> None:
     with pytest.raises(holdfast.Corrupt, match="entry 1"), home.session().run():
         pass
     assert not home.store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+def test_a_damaged_journal_hides_no_other(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    in_doubt(home)
+    home._sql("UPDATE journal SET body = CAST(x'00' || substr(body, 2) AS BLOB)")
+    for name in ("before", "t"):
+
+        def body(worker: Worker, run: holdfast.Run) -> None:
+            run.step("look", worker.effect, 1, True)
+
+        Worker(home.session(name))(body)
+    assert [p.session for p in home.store.pending()] == ["before", "t"]
+    assert "'s'" in caplog.text
+    assert home.store.resume_all(lambda run: None) == ["before", "t"]
+    assert [a.session for a in home.store.abandoned()] == ["s"]
 
 
 @pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)

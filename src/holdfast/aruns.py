@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from holdfast.runs import options
 from holdfast.runs.calls import tool_call
 from holdfast.runs.retrying import Retries, retries_of
 from holdfast.runs.run import Halt, RunCore, current
 from holdfast.runs.sync import current_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint, ToolCall, Usage
     from holdfast.runs.conversation import Conversation
     from holdfast.runs.journal import Call
-    from holdfast.runs.run import Done, OnChange, OnDoubt
+    from holdfast.runs.options import OnChange, OnDoubt
+    from holdfast.runs.pending import Pending
+    from holdfast.runs.run import Done
+    from holdfast.session import Session
 
     Verify = Callable[[str], "Done | Awaitable[Done | None] | None"]
 
@@ -35,11 +42,22 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 class AsyncRun:
     """A Run whose methods are awaited. Steps may be made by several tasks, each with its key."""
 
-    def __init__(self, core: RunCore, work: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self, core: RunCore, work: Callable[..., Awaitable[Any]], *, sigterm: bool = False
+    ) -> None:
         self.core, self._work = core, work
+        self._sigterm, self._signals = sigterm, ExitStack()
+        self._terminated = False
 
     async def __aenter__(self) -> Self:
-        await self._work(self.core.open)
+        with ExitStack() as stack:
+            stack.enter_context(self._terminable())
+            try:
+                await self._work(self.core.open)
+            except asyncio.CancelledError as e:
+                await self._work(self.core.close, e)  # what it has taken nevertheless
+                raise
+            self._signals = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -48,8 +66,35 @@ class AsyncRun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        self._signals.close()
+        if self._terminated and isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            error = Halt("SIGTERM")
         done: bool = await self._work(self.core.close, error)
         return done
+
+    @contextmanager
+    def _terminable(self) -> Iterator[None]:
+        """Halt on SIGTERM, as a Run does: by ending whatever this task waits for."""
+        main = threading.current_thread() is threading.main_thread()
+        task = asyncio.current_task()
+        default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if not (self._sigterm and main and default and task is not None):
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def halt() -> None:
+            self._terminated = True
+            task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, halt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
 
     @property
     def id(self) -> str:
@@ -68,6 +113,16 @@ class AsyncRun:
     def removed(self) -> tuple[str, ...]:
         """Keys of calls that were recorded, but that the code has not asked for again."""
         return self.core.removed
+
+    @property
+    def pending(self) -> list[Pending]:
+        """What this run waits for, and its calls that have no end: under way, or in doubt."""
+        return self.core.pending
+
+    @property
+    def session(self) -> Session:
+        """The session that is run, as a Session. It is written through the run alone."""
+        return self.core.session
 
     @property
     def state(self) -> Any:
@@ -103,11 +158,12 @@ class AsyncRun:
         **kwargs: Any,
     ) -> Any:
         """Call `fn` once: after a crash its recorded result comes back."""
+        bound = options.bound(fn, *args, **kwargs)
         arguments = [list(args), dict(sorted(kwargs.items()))]
         call = await self._prepare("step", name, key, arguments, on_doubt, on_change, verify)
         if call.outcome != "started":
             return self.core.recorded(call, as_)
-        return await self._make(call, functools.partial(fn, *args, **kwargs), retries)
+        return await self._make(call, bound, retries)
 
     async def tool(
         self,
@@ -122,18 +178,17 @@ class AsyncRun:
     ) -> Any:
         """Make a tool call that a model has asked for, once, by its id."""
         wanted = tool_call(call)
-        arguments = wanted.arguments
+        bound = options.bound_tool(fn, wanted.arguments)
         made = await self._prepare(
-            "tool", wanted.name, wanted.id, arguments, on_doubt, on_change, verify
+            "tool", wanted.name, wanted.id, wanted.arguments, on_doubt, on_change, verify
         )
         if made.outcome != "started":
             return self.core.recorded(made, as_)
-        bound = functools.partial(fn, **arguments) if isinstance(arguments, dict) else None
-        return await self._make(made, bound or functools.partial(fn, arguments), retries)
+        return await self._make(made, bound, retries)
 
     async def _prepare(
         self,
-        kind: str,
+        kind: Literal["step", "tool"],
         name: str,
         key: str | None,
         arguments: Any,
@@ -141,12 +196,24 @@ class AsyncRun:
         on_change: str,
         verify: Verify | None,
     ) -> Call:
-        call: Call = await self._work(
-            self.core.prepare, kind, name, key, arguments,
-            on_doubt=on_doubt, on_change=on_change,
-            verify=None if verify is None else _from_thread(verify),
-        )  # fmt: skip
-        return call
+        look = None if verify is None else _from_thread(verify)
+        made: list[Call] = []
+
+        def prepare() -> None:
+            made.append(
+                self.core.prepare(
+                    kind, name, key, arguments, on_doubt=on_doubt, on_change=on_change, verify=look
+                )
+            )
+
+        try:
+            await self._work(prepare)
+        except asyncio.CancelledError:
+            for call in made:
+                if call.outcome == "started":
+                    await self._work(self.core.withdraw, call)
+            raise
+        return made[0]
 
     async def _make(self, call: Call, fn: Callable[[], Any], retries: int | Retries | None) -> Any:
         token = current.set(call)

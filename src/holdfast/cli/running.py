@@ -16,7 +16,8 @@ from holdfast import shapes
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, session_option
 from holdfast.cli.completing import complete_sessions
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import Corrupt, HoldfastError, InvalidRequest
+from holdfast.runs.handles import all_pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,22 +139,34 @@ def _tell(app: App, each: Pending) -> None:
 def pending_(app: App, session: str | None) -> None:
     """List calls in doubt, and what runs wait for; without --session, of all sessions."""
     with app.store() as store:
-        found = store.pending() if session is None else naming.the_session(store, session).pending()
-        if app.json:
-            for each in found:
-                app.emit(shapes.pending(each))
-            return
+        damaged = []
+        if session is not None:
+            found = naming.the_session(store, session).pending()
+        else:
+            with store.backend.reader() as reader:
+                told = list(all_pending(reader))
+            found = [each for _, of in told if isinstance(of, list) for each in of]
+            damaged = [(name, why) for name, why in told if isinstance(why, HoldfastError)]
         for each in found:
-            app.say(click.style(each.session, bold=True))
-            _tell(app, each)
-            if each.state == "in doubt":
-                how = app.command("resolve", "-s", each.session, each.key)
-                app.note(f"  Decide with: {how} --result JSON|--rerun|--skip")
-            elif each.state == "waiting":
-                how = app.command("answer", "-s", each.session, each.name)
-                app.note(f"  Answer with: {how} JSON")
+            _tell_pending(app, each)
+        if damaged:
+            raise Corrupt("; ".join(f"session {name!r}: {why.message}" for name, why in damaged))
         if not found:
             app.note("Nothing is pending.")
+
+
+def _tell_pending(app: App, each: Pending) -> None:
+    if app.json:
+        app.emit(shapes.pending(each))
+        return
+    app.say(click.style(each.session, bold=True))
+    _tell(app, each)
+    if each.state == "in doubt":
+        how = app.command("resolve", "-s", each.session, each.key)
+        app.note(f"  Decide with: {how} --result JSON|--rerun|--skip")
+    elif each.state == "waiting":
+        how = app.command("answer", "-s", each.session, each.name)
+        app.note(f"  Answer with: {how} JSON")
 
 
 @command("resolve")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import leases, lineage
 from holdfast.codec import records, values
-from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, NotSerializable
+from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, NotFound, NotSerializable
 from holdfast.leases import Held
 from holdfast.lineage import Place
 from holdfast.logs import logger
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.backends.base import Reader
+    from holdfast.errors import HoldfastError
     from holdfast.fields import Fields
     from holdfast.model import Checkpoint, RunMark
     from holdfast.runs.pending import MadeCall, Pending
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.store import Store
 
 _PAGE = 500
+NOT_RESUMED = (Conflict, InvalidRequest, NotFound, *UNREADABLE)
+"""Why a run that was abandoned is left to others: it is theirs by now, or damaged."""
 
 
 class Running:
@@ -50,8 +53,9 @@ class Running:
         """Run the session: `with session.run() as run`. A run that was interrupted is resumed.
 
         `state` is what a session that has none yet starts with. `resume=True` resumes or raises;
-        `resume=False` begins a new run in any case. `takeover` takes the session even from a worker
-        that seems to be alive. `sigterm` halts the run on SIGTERM, in the main thread.
+        given a `name`, it resumes none but the run of that name. `resume=False` begins a new run
+        in any case. `takeover` takes the session even from a worker that seems to be alive.
+        `sigterm` halts the run on SIGTERM, in the main thread.
         """
         return Run(
             self, policy=policy, name=name, state=state, takeover=takeover, resume=resume,
@@ -164,22 +168,37 @@ def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
         after = page[-1].session
 
 
+def all_pending(reader: Reader) -> Iterator[tuple[str, list[Pending] | HoldfastError]]:
+    """What each session that was ever run has left open, or why that cannot be told."""
+    after = 0
+    while page := reader.leases(after, _PAGE):
+        for lease in page:
+            found = reader.session_by_number(lease.session)
+            if found is None or records.former_name(lease.session, found[0]) is not None:
+                continue
+            name = records.decode_name(found[0])
+            try:
+                yield name, pendings.of_session(reader, lease.session, name)
+            except UNREADABLE as e:
+                yield name, e
+        after = page[-1].session
+
+
 class Overseeing:
     """The part of a Store that is about runs."""
 
     def pending(self: Any) -> list[Pending]:
-        """Of all sessions: calls that have no end, and what runs wait for."""
+        """Of all sessions: calls that have no end, and what runs wait for.
+
+        A session whose journal is damaged is logged, and does not hide the others.
+        """
         out: list[Pending] = []
         with self.backend.reader() as reader:
-            after = 0
-            while page := reader.leases(after, _PAGE):
-                for lease in page:
-                    found = reader.session_by_number(lease.session)
-                    if found is None or records.former_name(lease.session, found[0]) is not None:
-                        continue
-                    name = records.decode_name(found[0])
-                    out += pendings.of_session(reader, lease.session, name)
-                after = page[-1].session
+            for name, found in all_pending(reader):
+                if isinstance(found, list):
+                    out += found
+                else:
+                    logger.warning("what session %r waits for is unknown: %s", name, found.message)
         return out
 
     def abandoned(self: Any, *, halted: bool = False) -> list[Abandoned]:
@@ -191,7 +210,7 @@ class Overseeing:
         """Resume each abandoned run by `fn(run)`; returns the names of their sessions.
 
         One that another worker has taken meanwhile is his. An error in one is logged, noted as
-        that run's failure, and does not keep the others from being resumed.
+        that run's failure, and does not keep the others from being resumed; nor does damage.
         """
         done = []
         for each in self.abandoned():
@@ -199,8 +218,8 @@ class Overseeing:
             stack = ExitStack()
             try:
                 stack.enter_context(run)
-            except (Conflict, InvalidRequest) as e:
-                logger.info("session %r is not resumed here: %s", each.session, e.message)
+            except NOT_RESUMED as e:
+                logger.warning("session %r is not resumed here: %s", each.session, e.message)
                 continue
             try:
                 with stack:

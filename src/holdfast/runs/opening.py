@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from holdfast import leases, lineage
 from holdfast.backends.base import Change, Moved, Notes
 from holdfast.codec import load as loading
-from holdfast.errors import UNREADABLE, Conflict, Corrupt, Fenced, InvalidRequest, SessionBusy
+from holdfast.errors import (
+    UNREADABLE,
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+)
 from holdfast.leases import Held, Owner
 from holdfast.lineage import Place
 from holdfast.runs.heart import heart_of
@@ -113,6 +121,13 @@ def _nothing(name: str) -> InvalidRequest:
     )
 
 
+def _another(session: str, wanted: str, held: Held) -> NotFound:
+    there = "one without a name" if held.name is None else repr(held.name)
+    return NotFound(
+        f"session {session!r} has no interrupted run {wanted!r}", hint=f"there is {there}"
+    )
+
+
 def _try(
     handle: Session, token: bytes, name: str | None, *, takeover: bool, resume: bool | None
 ) -> Opened | None:
@@ -131,6 +146,8 @@ def _try(
         before = None if resume is False else _interrupted(reader, number, head, tip)
         if before is None and resume:
             raise _nothing(handle.name)
+        if before is not None and resume and name is not None and before.name != name:
+            raise _another(handle.name, name, before)
         if before is not None:
             held = before._replace(owner=Owner.this(), attempt=before.attempt + 1)
         else:

@@ -12,7 +12,7 @@ from holdfast.runs import journal as journals
 from holdfast.runs.journal import Call, Journal, ended, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from holdfast.backends.base import Backend, Reader
 
@@ -65,14 +65,16 @@ def of_session(reader: Reader, number: int, name: str) -> list[Pending]:
         return []
     _, head = lineage.read_head(reader, number)
     active = leases.holder(reader, number, head)
-    return [_pending(call, name, active[1].run if active else None) for call in calls]
+    run = active[1].run if active else None
+    return [told(call, name, [call.key] if call.run == run else []) for call in calls]
 
 
-def _pending(call: Call, session: str, active: str | None) -> Pending:
+def told(call: Call, session: str, running: Collection[str]) -> Pending:
+    """A call without an end, given the keys of those that are being made."""
     state: Literal["running", "in doubt", "waiting"] = "in doubt"
     if call.kind == "wait":
         state = "waiting"
-    elif call.run == active:
+    elif call.key in running:
         state = "running"
     key = call.name if call.kind == "wait" else call.key
     return Pending(

@@ -26,8 +26,10 @@ from holdfast.errors import (
 from holdfast.logs import logger
 from holdfast.model import RunMark, ToolCall, Usage
 from holdfast.models import revive
+from holdfast.runs import failures, options
 from holdfast.runs import journal as journals
 from holdfast.runs import messages as talking
+from holdfast.runs import pending as pendings
 from holdfast.runs.journal import Call, Journal, ended, idempotency_key, now_us, started
 from holdfast.runs.morph import morph
 from holdfast.runs.opening import open_run
@@ -39,13 +41,10 @@ if TYPE_CHECKING:
     from holdfast.fields import Fields
     from holdfast.model import Checkpoint, Status
     from holdfast.runs.opening import Opened
+    from holdfast.runs.pending import Pending
     from holdfast.runs.policy import Event
     from holdfast.session import Session
 
-
-OnDoubt = Literal["rerun", "skip", "ask"]
-OnChange = Literal["raise", "reuse", "rerun"]
-_ON_DOUBT, _ON_CHANGE = ("rerun", "skip", "ask"), ("raise", "reuse", "rerun")
 
 current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("holdfast call", default=None)
 """The call that is being made."""
@@ -81,6 +80,8 @@ class RunCore:
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidRequest(f"not a policy: {policy!r}", hint="AfterToolCall(), EveryN(5), …")
+        if name is not None:
+            options.check_name("the name of a run", name)
         self._given, self._options = session, {
             "name": name, "state": state, "takeover": takeover, "resume": resume,
         }  # fmt: skip
@@ -100,8 +101,6 @@ class RunCore:
         self._ordinals: dict[tuple[int, str], int] = {}
         self._flying: dict[str, Call] = {}
         self._visited: set[str] = set()
-        self._raised: dict[int, int] = {}
-        """By the id of an exception: the call that it came from."""
         self.resumed = False
         """Whether this goes on with a run that was interrupted."""
         self.removed: tuple[str, ...] = ()
@@ -164,19 +163,14 @@ class RunCore:
 
     def _note_failure(self, error: BaseException) -> None:
         """The step that has ended the run is tried again when it is resumed."""
-        seen: BaseException | None = error
-        while seen is not None:
-            number = self._raised.get(id(seen))
-            if number is not None:
-                self._journal.note(ended(number, "rerun", now_us()))
-                return
-            seen = seen.__cause__ or seen.__context__
+        for number in failures.sources(error, self._ours.token):
+            self._journal.note(ended(number, "rerun", now_us()))
 
     def _finish(self, status: Status, reason: str | None, hint: str | None) -> None:
         complete = status == "completed"
         if complete:
             self._check_loop()
-            self._note_removed()
+            self._note_removed(self._turn)
         fields: Fields = {"status": status, "trigger": "run"}
         if reason:
             fields["reason"] = reason
@@ -209,15 +203,17 @@ class RunCore:
             opened = self._ours
             if self._looping:
                 raise InvalidRequest("a run has one loop over its turns")
+            self._note_removed(0)
             self._looping = True
             if self._turn:
                 self._state = morph(self._state, opened.base_state())
+                self._visited.clear()
             else:
                 self._begin_turn()
 
     def end_turn(self) -> None:
         with self._lock:
-            self._note_removed()
+            self._note_removed(self._turn)
             if self._is_wanted("turn"):
                 self._base = self._save(None, {"trigger": "turn"}).seq
             self._begin_turn()
@@ -234,20 +230,26 @@ class RunCore:
         for where in [w for w in list(calls) if w[0] != run or 0 < w[1] < turn]:
             del calls[where]
 
-    def _note_removed(self) -> None:
+    def _note_removed(self, turn: int) -> None:
         found = [
-            call.key for (_, turn, _), call in list(self._journal.calls.all.items())
-            if turn == self._turn and call.key not in self._visited and call.kind != "wait"
+            call.key for (_, of, _), call in list(self._journal.calls.all.items())
+            if of == turn and call.key not in self._visited and call.kind != "wait"
         ]  # fmt: skip
         if found and self.resumed:
             self.removed += tuple(found)
-            logger.warning("turn %d no longer asks for %s", self._turn, ", ".join(found))
+            logger.warning("turn %d no longer asks for %s", turn, ", ".join(found))
 
     # -- state ---------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
         return self._ours.held.run
+
+    @property
+    def pending(self) -> list[Pending]:
+        """What this run waits for, and its calls that have no end: under way, or in doubt."""
+        name, flying = self._ours.handle.name, [*self._flying]
+        return [pendings.told(call, name, flying) for call in self._journal.calls.open()]
 
     @property
     def session(self) -> Session:
@@ -283,8 +285,9 @@ class RunCore:
 
     def _save(self, base: int | None, fields: Fields) -> Checkpoint:
         opened = self._ours
-        if self._usage != Usage() and fields.get("usage") is None:
-            fields["usage"] = self._usage
+        given = fields.get("usage")
+        if self._usage != Usage() and (given is None or isinstance(given, Usage)):
+            fields["usage"] = self._usage + (given or Usage())
         if "pending" not in fields:
             fields["pending"] = self._pending()
         mark = RunMark(opened.held.run, self._turn, base)
@@ -320,7 +323,7 @@ class RunCore:
         verify: Callable[[str], Done | None] | None,
     ) -> Call:
         """A call that is noted as begun; or one that is over, with its result."""
-        _check_options(name, on_doubt, on_change)
+        options.check_options(name, key, on_doubt, on_change)
         digest = journals.digest_of(arguments)
         with self._lock:
             key = self._key(name, key)
@@ -382,7 +385,9 @@ class RunCore:
     def recorded(self, call: Call, as_: type[Any] | None) -> Any:
         """What a call has returned, or raised, before."""
         if call.outcome == "failed":
-            raise StepFailed(call.error or "")
+            error = StepFailed(call.error or "")
+            failures.mark(error, self._ours.token, call.number)
+            raise error
         return call.result if as_ is None or call.result is None else revive(call.result, as_)
 
     def succeed(self, call: Call, result: Any) -> None:
@@ -402,7 +407,13 @@ class RunCore:
             self._journal.note(
                 ended(call.number, "failed", now_us(), error=str(error), type=type(error).__name__)
             )
-            self._raised[id(error)] = call.number
+            failures.mark(error, self._ours.token, call.number)
+
+    def withdraw(self, call: Call) -> None:
+        """What was noted as begun, but never was: nothing of it is in doubt."""
+        self._flying.pop(call.key, None)
+        if not self._lost:
+            self._journal.note(ended(call.number, "rerun", now_us()))
 
     def stream(self, key: str, chunk: Any) -> None:
         for call in list(self._flying.values()):
@@ -420,6 +431,7 @@ class RunCore:
 
     def wait(self, name: str, prompt: Any) -> Any:
         """The answer, if there is one; otherwise Halt."""
+        options.check_name("the name of an answer", name)
         with self._lock:
             run, turn = self._ours.held.run, self._turn if self._looping else 0
             where = (run, turn, f"wait:{name}")
@@ -432,12 +444,3 @@ class RunCore:
             elif call.outcome == "done":
                 return call.result
         raise Halt(f"waiting for {name!r}", f"session.answer({name!r}, …), then run again")
-
-
-def _check_options(name: str, on_doubt: str, on_change: str) -> None:
-    if type(name) is not str or not name:
-        raise InvalidRequest(f"a step's name must be a non-empty string, not {name!r}")
-    if on_doubt not in _ON_DOUBT:
-        raise InvalidRequest(f"unknown on_doubt {on_doubt!r}", hint=", ".join(_ON_DOUBT))
-    if on_change not in _ON_CHANGE:
-        raise InvalidRequest(f"unknown on_change {on_change!r}", hint=", ".join(_ON_CHANGE))

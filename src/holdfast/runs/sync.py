@@ -6,9 +6,10 @@ import functools
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from holdfast.runs import options
 from holdfast.runs.calls import tool_call
 from holdfast.runs.retrying import Retries, retrying
-from holdfast.runs.run import Done, Halt, OnChange, OnDoubt, RunCore, current
+from holdfast.runs.run import Done, Halt, RunCore, current
 from holdfast.runs.signals import terminable
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.fields import Fields
     from holdfast.model import Checkpoint
     from holdfast.runs.journal import Call
+    from holdfast.runs.options import OnChange, OnDoubt
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -72,13 +74,14 @@ class Run(RunCore):
         **kwargs: Any,
     ) -> Any:
         """Call `fn` once: after a crash its recorded result comes back."""
+        bound = options.bound(fn, *args, **kwargs)
         arguments = [list(args), dict(sorted(kwargs.items()))]
         call = self.prepare(
             "step", name, key, arguments, on_doubt=on_doubt, on_change=on_change, verify=verify
         )
         if call.outcome != "started":
             return self.recorded(call, as_)
-        return self._make(call, functools.partial(fn, *args, **kwargs), retries)
+        return self._make(call, bound, retries)
 
     def tool(
         self,
@@ -93,16 +96,14 @@ class Run(RunCore):
     ) -> Any:
         """Make a tool call that a model has asked for, once, by its id."""
         wanted = tool_call(call)
+        bound = options.bound_tool(fn, wanted.arguments)
         made = self.prepare(
             "tool", wanted.name, wanted.id, wanted.arguments,
             on_doubt=on_doubt, on_change=on_change, verify=verify,
         )  # fmt: skip
         if made.outcome != "started":
             return self.recorded(made, as_)
-        arguments = wanted.arguments
-        if isinstance(arguments, dict):
-            return self._make(made, functools.partial(fn, **arguments), retries)
-        return self._make(made, functools.partial(fn, arguments), retries)
+        return self._make(made, bound, retries)
 
     def _make(self, call: Call, fn: Callable[[], Any], retries: int | Retries | None) -> Any:
         token = current.set(call)
