@@ -22,6 +22,8 @@ import pytest
 import holdfast
 from holdfast import aio, workers
 from holdfast.aio import AsyncSession, AsyncStore
+from holdfast.aruns import AsyncRun
+from holdfast.runs.handles import Overseeing, Running
 from holdfast.session import Session
 from holdfast.store import Store
 
@@ -126,6 +128,19 @@ def test_every_method_has_its_counterpart(kind, mirror):
             assert inspect.iscoroutinefunction(other), name
         ours, theirs = (inspect.signature(f).parameters for f in (other, function))
         assert list(ours.values()) == list(theirs.values()), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "mirror"),
+    [(Overseeing, AsyncStore), (Running, AsyncSession), (holdfast.Run, AsyncRun)],
+)
+def test_what_is_about_runs_has_its_counterpart(kind, mirror):
+    inner = {
+        "lease_event", "save_of_run", "open", "close", "enter_loop", "end_turn", "take_checkpoint",
+        "prepare", "recorded", "succeed", "fail", "withdraw", "stream", "wait",
+    }  # fmt: skip
+    names = {name for each in kind.__mro__[:-1] for name in vars(each) if name[0] != "_"}
+    assert [name for name in sorted(names - inner) if not hasattr(mirror, name)] == []
 
 
 def test_own_methods_exist():

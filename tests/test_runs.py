@@ -36,6 +36,8 @@ from holdfast import (
     leases,
 )
 from holdfast.runs import heart
+from holdfast.runs import run as run_module
+from holdfast.runs.run import RunCore
 
 from .home import Home
 
@@ -1168,3 +1170,116 @@ def test_a_cancelled_async_run_is_resumed(home: Home) -> None:
     asyncio.run(agent(quick))
     assert made == ["quick", "slow", "quick"]
     assert home.session().load() == {"a": "fine", "b": "fine"}
+
+
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+def test_async_runs_that_were_abandoned(home: Home) -> None:
+    for name in ("a", "b"):
+
+        def body(worker: Worker, run: holdfast.Run) -> None:
+            run.step("one", worker.effect, 1)
+            raise Crash
+
+        Worker(home.session(name))(body)
+
+    async def go_on(run: holdfast.AsyncRun) -> None:
+        if run.session.name == "a":
+            raise OSError("again")
+        run.state["n"] = await run.step("one", lambda _: pytest.fail("was called"), 1)
+
+    async def agent() -> None:
+        async with holdfast.aopen(home.url, durability="normal") as store:
+            assert await store.resume_all(go_on) == ["a", "b"]
+            assert await store.abandoned() == []
+
+    asyncio.run(agent())
+    assert home.session("b").load() == {"n": 1}
+    assert [h.session for h in home.store.abandoned(halted=True)] == ["a"]
+
+
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+def test_sigterm_halts_an_async_run(home: Home) -> None:
+    async def agent() -> str:
+        async with holdfast.aopen(home.url, durability="normal") as store:
+            session = await store.session("s")
+            async with session.run(sigterm=True) as run:
+                run.state["n"] = 1
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(600)
+            return "went on after the run"
+
+    assert asyncio.run(agent()) == "went on after the run"
+    head = home.session().head
+    assert head is not None
+    assert (head.status, head.reason) == ("halted", "SIGTERM")
+    assert home.session().load() == {"n": 1}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Slow:
+    """A moment at which a task is cancelled: while a worker writes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, of: Any, name: str) -> None:
+        self.begun, self._go_on, real = threading.Event(), threading.Event(), getattr(of, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            done = real(*args, **options)
+            self.begun.set()
+            self._go_on.wait(30)
+            return done
+
+        patch.setattr(of, name, slow)
+
+    async def cancel(self, task: asyncio.Task[Any]) -> None:
+        await asyncio.to_thread(self.begun.wait, 30)
+        task.cancel()
+        await asyncio.sleep(0)
+        self._go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+def test_an_async_run_that_is_cancelled_while_it_begins(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would leave what was never entered: the session would stay busy."""
+    moment = Slow(monkeypatch, run_module, "open_run")
+
+    async def agent(store: holdfast.AsyncStore) -> None:
+        async with (await store.session("s")).run():
+            pytest.fail("was entered")
+
+    async def cancelled() -> None:
+        async with holdfast.aopen(home.url, durability="normal") as store:
+            await moment.cancel(asyncio.create_task(agent(store)))
+
+    asyncio.run(cancelled())
+    assert [a.halted for a in home.store.abandoned(halted=True)] == [True]
+    with home.session().run() as run:
+        assert run.resumed
+
+
+@pytest.mark.parametrize("home", ["sqlite"], indirect=True)
+def test_an_async_call_that_is_cancelled_before_it_is_made(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    moment = Slow(monkeypatch, RunCore, "prepare")
+
+    def effect(n: int) -> None:
+        made.append(n)
+
+    async def agent() -> None:
+        async with (
+            holdfast.aopen(home.url, durability="normal") as store,
+            (await store.session("s")).run() as run,
+        ):
+            await moment.cancel(asyncio.create_task(run.tool(call("c1", n=1), effect)))
+            assert made == []
+            assert run.pending == []
+            await run.tool(call("c1", n=1), effect)
+
+    asyncio.run(agent())
+    assert made == [1]
+    assert home.session().pending() == []

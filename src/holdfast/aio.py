@@ -21,12 +21,14 @@ import asyncio
 import functools
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 from holdfast.aruns import AsyncConversation, AsyncRun
 from holdfast.errors import InvalidRequest
+from holdfast.logs import logger
+from holdfast.runs.handles import NOT_RESUMED
 from holdfast.runs.run import RunCore
 from holdfast.session import Session
 from holdfast.store import Store
@@ -35,7 +37,7 @@ from holdfast.watching import Watcher
 from holdfast.workers import Lane, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 
     from holdfast.model import Checkpoint, ToolCall
     from holdfast.retention import Retention
@@ -223,6 +225,27 @@ class AsyncStore(_Mirror[Store]):
     pending = _awaited(Store.pending)
     abandoned = _awaited(Store.abandoned)
 
+    async def resume_all(
+        self, fn: Callable[[AsyncRun], Awaitable[Any]], **options: Any
+    ) -> list[str]:
+        """Resume each abandoned run by `await fn(run)`, one by one; see Store.resume_all."""
+        done = []
+        for each in await self.abandoned():
+            run = (await self.session(each.session)).run(resume=True, **options)
+            stack = AsyncExitStack()
+            try:
+                await stack.enter_async_context(run)
+            except NOT_RESUMED as e:
+                logger.warning("session %r is not resumed here: %s", each.session, e.message)
+                continue
+            try:
+                async with stack:
+                    await fn(run)
+            except Exception:  # noqa: BLE001 - the others are to be resumed all the same
+                logger.exception("resuming session %r failed", each.session)
+            done.append(each.session)
+        return done
+
     @functools.wraps(Store.copy)
     async def copy(self, other: AsyncStore | Store, **options: Any) -> Transferred:
         target = other.sync if isinstance(other, AsyncStore) else other
@@ -272,9 +295,9 @@ class AsyncSession(_Mirror[Session]):
     def _watcher(self) -> Watcher:
         return Watcher(self.sync.store.backend, self.name)
 
-    def run(self, **options: Any) -> AsyncRun:
+    def run(self, *, sigterm: bool = False, **options: Any) -> AsyncRun:
         """Run the session: `async with session.run() as run`; see Session.run."""
-        return AsyncRun(RunCore(self.sync, **options), self._workers.call)
+        return AsyncRun(RunCore(self.sync, **options), self._workers.call, sigterm=sigterm)
 
     async def conversation(self, **options: Any) -> AsyncConversation:
         """The conversation in the session's state, or a new one; see Session.conversation."""
