@@ -148,7 +148,7 @@ def doubtful(trail: list[str], *, exact: bool) -> tuple[set[str], set[str]]:
             open_ = key
         elif what == "started!":
             certain.add(key)
-        elif what == "done!":
+        elif what in ("done!", "got"):
             certain.discard(key)
         if what.endswith("!"):
             open_ = None
@@ -189,6 +189,14 @@ class World:
         self.affect(what)
         return _receipt(what)
 
+    def looked(self, call: dict[str, Any]) -> Callable[[str], Done | None]:
+        """Whether a call has had its effect."""
+        return lambda key: Done(_receipt(call["id"])) if self.effects(key) else None
+
+    def got(self, turn: int, key: str) -> None:
+        """What was returned is known, and so it must be to whoever comes later."""
+        self.trail.say(f"got {turn} {key}")
+
 
 def _tools(turn: int) -> list[str]:
     return [f"call {turn}.{n}" for n in range(1 + turn % 2)]
@@ -202,7 +210,7 @@ def _receipt(what: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": what, "content": f"paid for {what}"}
 
 
-def _begin() -> dict[str, Any]:
+def begin() -> dict[str, Any]:
     return {"messages": [], "turns": 0}
 
 
@@ -211,13 +219,12 @@ def act(run: holdfast.Run, world: World, turns: int, *, look: bool) -> None:
     messages = run.state["messages"]
     for turn in run.turns(limit=turns):
         reply = run.step("model", world.model, messages, turn)
+        world.got(turn, "model#1")
         messages.append(reply)
         for call in reply["tool_calls"]:
-
-            def looked(key: str, call: dict[str, Any] = call) -> Done | None:
-                return Done(_receipt(call["id"])) if world.effects(key) else None
-
-            messages.append(run.tool(call, world.pay, verify=looked if look else None))
+            looked = world.looked(call) if look else None
+            messages.append(run.tool(call, world.pay, verify=looked))
+            world.got(turn, call["id"])
         run.state["turns"] = turn
 
 
@@ -279,16 +286,16 @@ class Agent:
                 for key in self.in_doubt(store):
                     trail.say(f"found {key}")
                 trail.say("looked")
-                watch(store, trail)
                 if not self.is_completed(store):
                     self._work(store, trail, options)
 
         return processes.fork(work)
 
     def _work(self, store: holdfast.Store, trail: Trail, options: dict[str, Any]) -> None:
+        watch(store, trail)
         world = self.place.world(self.session, trail)
         try:
-            with store.session(self.session).run(state=_begin(), **options) as run:
+            with store.session(self.session).run(state=begin(), **options) as run:
                 try:
                     act(run, world, self.turns, look=True)
                 except Fenced:
@@ -313,7 +320,7 @@ class Agent:
         if self.is_completed(store):
             return None
         try:
-            with store.session(self.session).run(state=_begin()) as run:
+            with store.session(self.session).run(state=begin()) as run:
                 act(run, self.place.world(self.session), self.turns, look=look)
         except InDoubt as error:
             return error.key
@@ -333,7 +340,7 @@ class Agent:
     def differences(self, outcome: dict[str, Any]) -> list[str]:
         """From that of an agent that nothing has interrupted."""
         world = World(self.place.folder / "uninterrupted.effects", Trail())
-        with holdfast.open("memory:") as store, store.session("s").run(state=_begin()) as run:
+        with holdfast.open("memory:") as store, store.session("s").run(state=begin()) as run:
             act(run, world, self.turns, look=True)
         tools = [id for turn in range(1, self.turns + 1) for id in _tools(turn)]
         expected = {
@@ -387,14 +394,16 @@ class Report:
         return "\n".join([f"{head}, {len(self.failures)} failures", *self.failures[:10]])
 
 
-def every_boundary(place: Place, *, until: str = "never found") -> Report:
+def every_boundary(
+    place: Place, kind: type[Agent] = Agent, *, until: str = "never found"
+) -> Report:
     """Kill an agent at its first event, at its second, … and let another process go on.
 
     Ends after the last event, or with a failure that is looked for.
     """
     report = Report()
     for at in count(1):
-        agent = Agent(place, f"killed at {at}", turns=2)
+        agent = kind(place, f"killed at {at}", turns=2)
         child = agent.start({at: signal.SIGKILL}, policy=AfterToolCall())
         status, trail = child.finish(SECONDS), trail_of(child)
         if status == 0 or any(until in failure for failure in report.failures):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import AfterLLMResponse, AfterToolCall, EveryN, Policy, SessionBusy, leases
-from holdfast.runs.journal import Journal
+from holdfast import AfterLLMResponse, AfterToolCall, EveryN, Policy, SessionBusy, aruns, leases
+from holdfast.aruns import AsyncRun
+from holdfast.runs.journal import Call, Journal
 from holdfast.runs.opening import Opened
+from holdfast.runs.run import current
 from holdfast.writing import Writer
 
 from . import agents, processes
 from .agents import SECONDS, Agent, Place, Report, trail_of
+from .async_agents import AsyncAgent
 
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "400"))
 TRIES = 40  # a mutant may be lucky, most of all on a busy machine
@@ -42,10 +46,13 @@ everywhere = pytest.mark.parametrize("place", ["sqlite", "files", "postgres"], i
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
-@everywhere
-def test_killed_at_every_boundary(place: Place) -> None:
+BOUNDARIES = [("sqlite", Agent), ("files", Agent), ("postgres", Agent), ("sqlite", AsyncAgent)]
+
+
+@pytest.mark.parametrize(("place", "kind"), BOUNDARIES, indirect=["place"])
+def test_killed_at_every_boundary(place: Place, kind: type[Agent]) -> None:
     """Before, within and after each write: of a run's begin and end, its calls and checkpoints."""
-    report = agents.every_boundary(place)
+    report = agents.every_boundary(place, kind)
     print(report)
     writes = ("save", "take", "started", "done", "give")
     assert report.places == {f"{write}{end}" for write in writes for end in "?!"} | {"inside"}
@@ -53,15 +60,22 @@ def test_killed_at_every_boundary(place: Place) -> None:
     assert not report.failures, str(report)
 
 
-KINDS = [("sqlite", 60, KILLS), ("files", 15, KILLS // 4), ("postgres", 15, KILLS // 4)]
+KINDS = [
+    ("sqlite", Agent, 60, KILLS),
+    ("files", Agent, 15, KILLS // 4),
+    ("postgres", Agent, 15, KILLS // 4),
+    ("sqlite", AsyncAgent, 15, KILLS // 4),
+]
 
 
-@pytest.mark.parametrize(("place", "usual", "torture"), KINDS, indirect=["place"])
-def test_killed_at_any_moment(rounds, place: Place, usual: int, torture: int) -> None:
+@pytest.mark.parametrize(("place", "kind", "usual", "torture"), KINDS, indirect=["place"])
+def test_killed_at_any_moment(
+    rounds, place: Place, kind: type[Agent], usual: int, torture: int
+) -> None:
     """Over and over, until the agent is done; and then the next one, as long as there are kills."""
     kills, report = rounds(usual, torture=torture), Report()
     while report.kills < kills and not report.failures:
-        kill_until_done(Agent(place, f"agent {report.kills}", turns=50), kills, report)
+        kill_until_done(kind(place, f"agent {report.kills}", turns=50), kills, report)
     print(report)
     assert report.kills == kills
     assert not report.failures + place.damage(), str(report)
@@ -352,21 +366,40 @@ def goes_on_from_the_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Opened, "base_state", lambda self: self.handle.load())
 
 
+def awaits_no_ends(patch: pytest.MonkeyPatch) -> None:
+    """A result is returned while DONE is being written."""
+    written = set()
+
+    async def hasty(self: AsyncRun, call: Call, fn: Callable[[], Any], _: Any) -> Any:
+        token = current.set(call)
+        try:
+            result = await aruns._once(fn)
+        finally:
+            current.reset(token)
+        written.add(asyncio.ensure_future(self._work(self.core.succeed, call, result)))
+        return result
+
+    patch.setattr(AsyncRun, "_make", hasty)
+
+
 MUTANTS = [
-    (notes_beginnings_late, "not reported as in doubt"),
-    (notes_no_ends, "reported as in doubt"),
-    (notes_ends_later, "reported as in doubt"),
-    (calls_what_is_in_doubt, "effects"),
-    (goes_on_from_the_head, "resuming fails: unexpected: StepChanged"),
+    (notes_beginnings_late, "not reported as in doubt", Agent),
+    (notes_no_ends, "reported as in doubt", Agent),
+    (notes_ends_later, "reported as in doubt", Agent),
+    (calls_what_is_in_doubt, "effects", Agent),
+    (goes_on_from_the_head, "resuming fails: unexpected: StepChanged", Agent),
+    (notes_beginnings_late, "not reported as in doubt", AsyncAgent),
+    (calls_what_is_in_doubt, "effects", AsyncAgent),
+    (awaits_no_ends, "reported as in doubt", AsyncAgent),
 ]
 
 
-@pytest.mark.parametrize(("mutant", "found"), MUTANTS)
+@pytest.mark.parametrize(("mutant", "found", "kind"), MUTANTS)
 def test_mutant_of_resuming(
-    place: Place, monkeypatch: pytest.MonkeyPatch, mutant: Any, found: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, mutant: Any, found: str, kind: type[Agent]
 ) -> None:
     mutant(monkeypatch)
-    report = agents.every_boundary(place, until=f": {found}")
+    report = agents.every_boundary(place, kind, until=f": {found}")
     print(report)
     assert any(f": {found}" in failure for failure in report.failures)
 
