@@ -357,6 +357,8 @@ def test_a_run_tells_what_is_pending(home: Home) -> None:
         with pytest.raises(BaseException, match="waiting"):
             run.wait_for("go")
         assert [(p.key, p.state) for p in run.pending] == [("c1", "in doubt"), ("go", "waiting")]
+        home.another().session("s").answer("go", True)
+        assert [p.key for p in run.pending] == ["c1"]
 
 
 def test_the_run_of_a_name(home: Home) -> None:
@@ -731,6 +733,7 @@ def test_what_moves_the_head_closes_a_run_that_is_not_active(home: Home) -> None
     in_doubt(home, state={"n": 1})
     session = home.session()
     session.save({"n": 2})
+    assert home.store.abandoned(halted=True) == []
     with session.run() as run:
         assert not run.resumed
         run.halt("later")
@@ -800,6 +803,18 @@ def test_waiting_for_an_answer(home: Home) -> None:
     assert home.session().pending() == []
     assert Worker(home.session())(body).made == [100]
     assert home.session().load() == {"bought": 100}
+
+
+def test_an_answer_is_for_the_newest_that_waits_for_it(home: Home) -> None:
+    """An older run that was given up has left its question open."""
+    for _ in range(2):
+        with home.session().run(resume=False) as run:
+            run.wait_for("approval")
+    assert [p.key for p in home.session().pending()] == ["approval"] * 2
+    home.session().answer("approval", True)
+    assert len(home.session().pending()) == 1
+    with home.session().run() as run:
+        assert run.wait_for("approval") is True
 
 
 def test_an_answer_while_the_run_is_active(home: Home) -> None:
@@ -1277,7 +1292,7 @@ def test_an_async_call_that_is_cancelled_before_it_is_made(
         ):
             await moment.cancel(asyncio.create_task(run.tool(call("c1", n=1), effect)))
             assert made == []
-            assert run.pending == []
+            assert await run.pending() == []
             await run.tool(call("c1", n=1), effect)
 
     asyncio.run(agent())

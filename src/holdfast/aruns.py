@@ -115,11 +115,6 @@ class AsyncRun:
         return self.core.removed
 
     @property
-    def pending(self) -> list[Pending]:
-        """What this run waits for, and its calls that have no end: under way, or in doubt."""
-        return self.core.pending
-
-    @property
     def session(self) -> Session:
         """The session that is run, as a Session. It is written through the run alone."""
         return self.core.session
@@ -254,6 +249,11 @@ class AsyncRun:
     def partials(self, key: str) -> list[Any]:
         """What was streamed of a call that was interrupted."""
         return self.core.partials(key)
+
+    async def pending(self) -> list[Pending]:
+        """What this run waits for, and its calls that have no end: under way, or in doubt."""
+        found: list[Pending] = await self._work(lambda: self.core.pending)
+        return found
 
     async def wait_for(self, name: str, prompt: Any = None) -> Any:
         """Somebody's answer. Until it is there, the run halts here, and resumes here."""

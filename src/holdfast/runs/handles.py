@@ -13,6 +13,7 @@ from holdfast.lineage import Place
 from holdfast.logs import logger
 from holdfast.runs import pending as pendings
 from holdfast.runs.conversation import Conversation, estimate
+from holdfast.runs.opening import interrupted
 from holdfast.runs.pending import NOTHING
 from holdfast.runs.sync import Run
 from holdfast.runs.usage import Totals, totals
@@ -158,7 +159,7 @@ def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
                     continue
                 if records.former_name(lease.session, found[0]) is not None:
                     continue
-                if lease.token or halted:
+                if (lease.token or halted) and _can_be_resumed(reader, lease.session):
                     yield Abandoned(
                         records.decode_name(found[0]), held.run, held.name, held.owner.host,
                         held.owner.pid, held.attempt, not lease.token,
@@ -166,6 +167,13 @@ def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
             except UNREADABLE as e:
                 logger.warning("a lease cannot be read: %s", e.message)
         after = page[-1].session
+
+
+def _can_be_resumed(reader: Reader, session: int) -> bool:
+    """Whether the head is still where the run has left it."""
+    _, head = lineage.read_head(reader, session)
+    tip = lineage.read_row(reader, Place(session, head.seq))
+    return interrupted(reader, session, head, tip) is not None
 
 
 def all_pending(reader: Reader) -> Iterator[tuple[str, list[Pending] | HoldfastError]]:

@@ -143,7 +143,7 @@ def _try(
         if not takeover:
             leases.check_free(reader, number, handle.name, head)
         tip = lineage.read_row(reader, Place(number, head.seq))
-        before = None if resume is False else _interrupted(reader, number, head, tip)
+        before = None if resume is False else interrupted(reader, number, head, tip)
         if before is None and resume:
             raise _nothing(handle.name)
         if before is not None and resume and name is not None and before.name != name:
@@ -177,7 +177,7 @@ def _try(
     )  # fmt: skip
 
 
-def _interrupted(reader: Reader, number: int, head: Head, tip: Row) -> Held | None:
+def interrupted(reader: Reader, number: int, head: Head, tip: Row) -> Held | None:
     """The run that the session was left in, if its head is still where that has left it."""
     lease = reader.lease(number)
     if lease is None:

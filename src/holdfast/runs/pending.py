@@ -76,10 +76,9 @@ def told(call: Call, session: str, running: Collection[str]) -> Pending:
         state = "waiting"
     elif call.key in running:
         state = "running"
-    key = call.name if call.kind == "wait" else call.key
     return Pending(
-        session, key, call.name, state, call.arguments, call.idempotency_key, call.run, call.turn,
-        _time(call.started_us), tuple(call.partial),
+        session, _shown(call), call.name, state, call.arguments, call.idempotency_key, call.run,
+        call.turn, _time(call.started_us), tuple(call.partial),
     )  # fmt: skip
 
 
@@ -133,14 +132,19 @@ def resolve(backend: Backend, number: int, session: str, key: str, verdict: Verd
     journal.note(ended(call.number, verdict.outcome, now_us(), **verdict.more))
 
 
+def _shown(call: Call) -> str:
+    """What a call is known by outside: a run may wait for one thing once a turn."""
+    return call.name if call.kind == "wait" else call.key
+
+
 def _find(calls: list[Call], wanted: str, otherwise: str) -> Call:
     """The newest of this key, idempotency key, or (if there is only one) name."""
     for call in reversed(calls):
-        if wanted in (call.key, call.idempotency_key):
+        if wanted in (_shown(call), call.idempotency_key):
             return call
     named = [call for call in calls if call.name == wanted]
     if len(named) == 1:
         return named[0]
-    known = [call.name if call.kind == "wait" else call.key for call in calls]
+    known = [*dict.fromkeys(_shown(call) for call in calls)]
     near = get_close_matches(str(wanted), known) or known
     raise NotFound(otherwise, hint=f"there is {', '.join(near[:5])}" if near else None)

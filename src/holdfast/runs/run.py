@@ -248,7 +248,8 @@ class RunCore:
     @property
     def pending(self) -> list[Pending]:
         """What this run waits for, and its calls that have no end: under way, or in doubt."""
-        name, flying = self._ours.handle.name, [*self._flying]
+        self._journal.refresh()  # somebody may have answered
+        name, flying = self._given.name, [*self._flying]
         return [pendings.told(call, name, flying) for call in self._journal.calls.open()]
 
     @property
