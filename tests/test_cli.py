@@ -364,21 +364,22 @@ def test_an_id_that_is_not_there(trip):
 
 
 def test_ambiguous_ids(terminal, monkeypatch):
-    """Two that differ in their last character alone."""
-    made = iter([ids.from_text("06a2yjva0wchkawcxr3f2dj" + c) for c in "12"])
+    """Some that differ in their last character alone."""
+    made = iter([ids.from_text("06a2yjva0wchkawcxr3f2dj" + c) for c in "1234567"])
     monkeypatch.setattr(ids, "new_id", lambda *_: next(made))
     with terminal.store() as store:
         store.session("s").save({"n": 1})
-        store.session("s").save({"n": 2})
-    first, second = "06a2yjva0wchkawcxr3f2dj1", "06a2yjva0wchkawcxr3f2dj2"
+        for n in range(2, 8):
+            store.session("s").save({"n": n})
+    first, fifth = "06a2yjva0wchkawcxr3f2dj1", "06a2yjva0wchkawcxr3f2dj5"
     for line in ("show 06a2yjva0wch", "show 06a2yjva -s s", "diff 06a2", "rewind 06a2yjva0w"):
         told = terminal.type(f"{line} --json").error
         assert (told["exit_code"], told["error"]) == (3, "AmbiguousRevision")
         assert first in told["message"]
-        assert second in told["message"]
+        assert f"{fifth}, …" in told["message"]
     shown = terminal.good("log").out
     assert first in shown, "shortened to what tells them apart"
-    assert second in shown
+    assert fifth in shown
     assert terminal.good(f"state {first} --json").one == {"n": 1}
 
 
@@ -463,3 +464,14 @@ def test_a_defect_of_our_own_is_one_line_too(terminal, monkeypatch):
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         terminal.type("stats")
+
+
+def test_paths_as_differences_are_written(trip):
+    """What `diff` prints can be asked for."""
+    trip.good("save list", stdin='{"log": [{"text": "one"}]}')
+    trip.good("save list", stdin='{"log": [{"text": "two"}, 3]}')
+    shown = trip.good("diff @~1 -s list").out
+    assert "log[0].text" in shown
+    assert trip.good("state @ log[0].text -s list --json").one == "two"
+    assert "[-one-]{+two+}" in trip.good("blame log[0].text -s list").out
+    assert trip.type("state @ log[9] -s list").code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from holdfast import lineage
@@ -15,15 +16,20 @@ if TYPE_CHECKING:
     from holdfast.lineage import Place
 
 Path = str | tuple[str | int, ...]
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 def parse_path(path: Path) -> tuple[str | int, ...]:
-    """Such as "plan.steps.3" or ("plan", "steps", 3). A tuple reaches keys that hold dots."""
+    """Such as "plan.steps.3", "plan.steps[3]" or ("plan", "steps", 3).
+
+    A tuple reaches keys that hold dots or brackets.
+    """
     if isinstance(path, tuple) and path:
         return path
     if not isinstance(path, str) or not path:
         raise InvalidRequest(f"not a path: {path!r}", hint='such as "plan.budget"')
-    return tuple(int(p) if p.isdecimal() and len(p) < 20 else p for p in path.split("."))
+    dotted = _INDEX.sub(r".\1", path).removeprefix(".")  # as differences are written
+    return tuple(int(p) if p.isdecimal() and len(p) < 20 else p for p in dotted.split("."))
 
 
 def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MAX_MATCHES = 10_000
 _MAX_DIGITS = 20
+_LISTED = 5
+"""So many candidates are named."""
 
 
 class Resolver:
@@ -143,8 +145,8 @@ class Resolver:
             mine = [m for m in mine if m[1] not in tombs] or mine
         if len(mine) > 1:
             raise AmbiguousRevision(
-                f"{prefix!r} begins {len(mine)} ids in session {self._name!r}, "
-                f"such as {ids.to_text(mine[0][2])} and {ids.to_text(mine[1][2])}"
+                f"{prefix!r} begins {len(mine)} ids in session {self._name!r}: "
+                + _candidates([id for _, _, id in mine])
             )
         if mine:
             session, seq, id = mine[0]
@@ -161,13 +163,12 @@ def _number(text: str) -> int | None:
 def find_in_store(reader: Reader, revision: str) -> Place:
     """A checkpoint of any session, by id or prefix."""
     bounds = ids.prefix_range(revision) if isinstance(revision, str) else None
-    found = reader.find_ids(*bounds, 2) if bounds else []
+    found = reader.find_ids(*bounds, _LISTED + 1) if bounds else []
     if not found:
         raise CheckpointNotFound(f"the store has no checkpoint {revision!r}")
     if len(found) > 1:
         raise AmbiguousRevision(
-            f"{revision!r} begins more than one id, "
-            f"such as {ids.to_text(found[0][2])} and {ids.to_text(found[1][2])}"
+            f"{revision!r} begins more than one id: " + _candidates([id for _, _, id in found])
         )
     session, seq, id = found[0]
     place = Place(session, seq)
@@ -175,6 +176,11 @@ def find_in_store(reader: Reader, revision: str) -> Place:
     if is_buried(reader, place):
         raise CheckpointNotFound(f"the checkpoint {revision!r} was deleted", hint="undo()")
     return place
+
+
+def _candidates(found: list[bytes]) -> str:
+    listed = [ids.to_text(id) for id in found[:_LISTED]]
+    return ", ".join([*listed, "…"] if len(found) > _LISTED else listed)
 
 
 def _check_id(reader: Reader, place: Place, id: bytes) -> None:
