@@ -247,3 +247,20 @@ def test_a_damaged_journal_hides_no_other(terminal: Terminal) -> None:
     told = terminal.type("pending --json")
     assert [row["session"] for row in told.lines] == ["a", "c"]
     assert json.loads(told.err)["exit_code"] == 5
+
+
+def test_what_was_left_out_is_told_by_the_exit_code(terminal: Terminal) -> None:
+    """A script that removes the source afterwards must not take it for done."""
+    with terminal.store() as store:
+        for name in ("a", "b"):
+            store.session(name).save({"n": 1})
+    connection = apsw.Connection(str(terminal.path))
+    connection.execute("UPDATE checkpoints SET body = x'00' WHERE pos >> 32 = 2")
+    connection.close()
+    for line in ("copy copy.db", "export out.jsonl"):
+        told = terminal.type(line)
+        assert (told.code, "left out  b" in told.out) == (5, True)
+        assert "1 checkpoint" in told.out
+    assert terminal.good("sessions -S copy.db --json").one["name"] == "a"
+    (terminal.folder / "rollout.jsonl").write_text("{torn")
+    assert terminal.type("import rollout.jsonl -f codex").code == 5

@@ -10,7 +10,7 @@ from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, needing
 from holdfast.cli.completing import complete_sessions
 from holdfast.cli.progress import bar
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +41,9 @@ def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
         with holdfast.open(target) as other, bar("copying") as progress:
             done = store.copy(other, sessions=sessions or None, progress=progress)
     _told(app, done, "copied to", target)
+    if done.checkpoints:
+        _way_back(app, target)
+    _whole(done.skipped)
 
 
 @command("export")
@@ -72,6 +75,8 @@ def export_(app: App, path: str | None, pages: tuple[str, ...], sessions: tuple[
             with bar("exporting") as progress:
                 done = store.export(path, sessions=sessions or None, progress=progress)  # type: ignore[arg-type]
     _told(app, done, "exported to", str(path))
+    app.note(f"Take it back by removing {path}.")
+    _whole(done.skipped)
 
 
 @command("import")
@@ -101,6 +106,24 @@ def import_(app: App, path: str, format: str | None, sessions: tuple[str, ...]) 
         else:
             done = importers.import_(store, path, format)  # type: ignore[arg-type]
     _told(app, done, "imported from", path, getattr(done, "unverified", ()))
+    if done.checkpoints:
+        _way_back(app)
+    if portable or not done.checkpoints + done.known:  # of others some lines are always left out
+        _whole(done.skipped)
+
+
+def _way_back(app: App, url: str | None = None) -> None:
+    import shlex
+
+    typed = ["delete", "-s", "NAME"]
+    how = app.command(*typed) if url is None else shlex.join(["holdfast", "-S", url, *typed])
+    app.note(f"A session that is new by this can be taken away with: {how}")
+
+
+def _whole(skipped: Sequence[tuple[str, str]]) -> None:
+    """What was left out is told; whoever does not read that is told by the exit code."""
+    if skipped:
+        raise click.exceptions.Exit(Corrupt.exit_code)
 
 
 def _told(app: App, done: Any, how: str, where: str, unverified: Sequence[str] = ()) -> None:
