@@ -353,7 +353,11 @@ class RunMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.working)
     @rule(data=st.data(), n=st.integers(0, 9), tokens=st.integers(0, 5))
     def change_the_state(self, data: st.DataObject, n: int, tokens: int) -> None:
-        _, work, _ = self.any_work(data)
+        name, _, _ = self.any_work(data)
+        self.change(name, n, tokens)
+
+    def change(self, name: str, n: int, tokens: int) -> None:
+        work = self.working[name]
         for state in (work.run.state, work.state):
             state["n"] += 1
             state["log"].append(n)
@@ -370,7 +374,24 @@ class RunMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.working)
     @rule(data=st.data())
     def next_turn(self, data: st.DataObject) -> None:
-        name, work, book = self.any_work(data)
+        name, _, _ = self.any_work(data)
+        self.go_on(name)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), n=st.integers(0, 9), policy=st.sampled_from(POLICIES))
+    def begin_a_turn_twice(self, data: st.DataObject, n: int, policy: Policy) -> None:
+        """What seldom comes about by chance: a turn that has saved something, and starts again."""
+        name, work, _ = self.any_work(data)
+        self.go_on(name)
+        self.change(name, n, 1)
+        work.run.checkpoint("looked")
+        self.saved_by(name)
+        crashed(self.working.pop(name).run)
+        self.start(name, n % 2, policy, resume=None)
+        self.go_on(name)
+
+    def go_on(self, name: str) -> None:
+        work, book = self.working[name], self.books[name]
         if work.turns is None:
             self.look_for_removed(work, name, 0)
             if work.turn:
