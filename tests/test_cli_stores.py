@@ -264,3 +264,13 @@ def test_what_was_left_out_is_told_by_the_exit_code(terminal: Terminal) -> None:
     assert terminal.good("sessions -S copy.db --json").one["name"] == "a"
     (terminal.folder / "rollout.jsonl").write_text("{torn")
     assert terminal.type("import rollout.jsonl -f codex").code == 5
+
+
+def test_a_session_that_is_being_run(terminal: Terminal) -> None:
+    with terminal.store() as store, store.session("s").run() as run:
+        run.step("look", int)
+        assert f"Process {os.getpid()} on " in terminal.good("resume s").out
+        told = terminal.type("save s", stdin="{}")
+        assert told.code == 4
+        assert "`holdfast resume --takeover`" in told.err
+    assert "No run of it was interrupted." in terminal.good("resume s").out

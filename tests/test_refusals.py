@@ -511,3 +511,12 @@ def test_what_compresses_very_well_is_no_bomb(store):
     state = {"zeros": bytes(3 << 20), "text": "a" * (3 << 20), "list": ["a" * 99] * 30_000}
     session.save(state)
     assert same(session.load(), state)
+
+
+@pytest.mark.parametrize("url", ["file:agent.db", "mysql://host/db", "http://host", "redis://x"])
+def test_addresses_of_no_kind_of_store(url: str, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """They are not taken for names of files."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(holdfast.InvalidRequest, match="no kind of store"):
+        holdfast.open(url)
+    assert list(tmp_path.iterdir()) == []

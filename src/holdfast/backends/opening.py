@@ -50,6 +50,11 @@ def open_backend(
         from holdfast.backends.files import FilesBackend
 
         return FilesBackend(Path(rest), **options)
+    if scheme == "file" or (rest.startswith("//") and scheme != "sqlite"):
+        raise InvalidRequest(
+            f"no kind of store is called {scheme!r}",
+            hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
+        )
     path = Path(text.removeprefix("sqlite:"))
     if path.is_dir():
         raise InvalidRequest(f"{path} is a folder", hint="give the path of a file, or files:folder")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast import shapes
+from holdfast import leases, lineage, shapes
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, session_option
 from holdfast.cli.completing import complete_sessions
@@ -53,6 +53,7 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
         head, pending = handle.head, handle.pending()
         where = _where(handle)
         left = next((a for a in store.abandoned(halted=True) if a.session == handle.name), None)
+        owner = _owner(handle)
         if app.json:
             app.emit(
                 {
@@ -64,7 +65,9 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
             )
             return
     app.say(f"{click.style(handle.name, bold=True)}: {where}")
-    if left is None:
+    if owner is not None:
+        app.say(f"Process {owner.pid} on {owner.host} is at work on it.")
+    elif left is None:
         app.say("No run of it was interrupted.")
     else:
         how = "was halted" if left.halted else f"died (process {left.pid} on {left.host})"
@@ -76,6 +79,14 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
     if left is not None:
         again = app.command("resume", handle.name)
         app.note(f"Go on with: {again} MODULE:FUNCTION, or session.run() in your program")
+
+
+def _owner(session: Session) -> leases.Owner | None:
+    """Who runs it now."""
+    with session.store.backend.reader() as reader:
+        number = lineage.find_session(reader, session.name)
+        found = leases.holder(reader, number, lineage.read_head(reader, number)[1])
+    return None if found is None else found[1].owner
 
 
 @contextmanager

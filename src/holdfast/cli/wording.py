@@ -24,6 +24,7 @@ _COMMANDS = {
 }  # fmt: skip
 _PHRASES = {
     "run() without resume=True": "a run is begun by your program, with session.run()",
+    "run(takeover=True)": "`holdfast resume --takeover`",
     'give format="s0"': 'give --format: "s0"',
 }
 _CALL = re.compile(rf"(?:\b(?:store|session)\.)?\b({'|'.join(_COMMANDS)})\([^()]*\)")
