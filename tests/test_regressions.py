@@ -6,24 +6,27 @@ import datetime as dt
 import itertools
 import os
 import re
+import sys
 import zoneinfo
 from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import apsw
+import ormsgpack
 import pytest
 
 import holdfast
+from holdfast.backends import disk, files_writer
+from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, values
 from holdfast.model import ToolCall, Usage
+from tests.home import TEXT, Home
 from tests.plainstore import PlainStore
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.home import Home
 
 
 def test_a_counter_set_back_is_noticed(tmp_path: Path) -> None:
@@ -214,3 +217,96 @@ def test_a_relative_address_means_the_same_place_for_good(
         assert store.verify().ok
     with holdfast.open(url) as store:
         assert store.session("s").load() == {"in": "there"}
+
+
+# -- an interrupt in the middle of something -----------------------------------------------------
+
+
+def interrupted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Let the next call of a function be interrupted."""
+    real = getattr(owner, name)
+
+    def interrupt(*args: Any, **more: Any) -> Any:
+        patch.setattr(owner, name, real)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, interrupt)
+
+
+MOMENTS = [
+    ("memory", MemoryBackend, "_write_row"), ("files", Ledger, "add"),
+    ("files", Ledger, "_apply_sweep"), ("files", files_writer.Home, "tell"),
+    ("files", disk, "replace"), ("files", disk, "write_all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "name"), MOMENTS, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_an_interrupted_save_is_there_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, owner: Any, name: str
+) -> None:
+    home = Home(kind, tmp_path)
+    session, log = home.session(), [f"{n} {TEXT}" for n in range(9)]
+    session.save({"log": log})
+    interrupted(monkeypatch, owner, name)
+    with pytest.raises(KeyboardInterrupt):
+        session.append("log", TEXT)
+    monkeypatch.undo()
+    for store in (home.store, home.another()):
+        assert store.session("s").load()["log"] in (log, [*log, TEXT])
+    session.refresh()
+    for n in range(3):
+        session.append("log", n)
+    for reopen in (lambda: home.store, home.reopened):
+        found = reopen().session("s").load()["log"]
+        assert (found[:9], found[-3:]) == (log, [0, 1, 2])
+        assert home.store.verify().ok
+    home.give_back()
+
+
+def test_an_interrupt_while_decoding_is_not_taken_for_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It strikes as the hook is called, before any of its lines; C code then drops what it was."""
+    data, real = values.encode([(1, 2), {3}]), values._unpackb
+    failures = itertools.chain([True], itertools.repeat(False))
+
+    def unpack(data: bytes, **more: Any) -> Any:
+        if next(failures):
+            raise ValueError("ext_hook failed")
+        return real(data, **more)
+
+    monkeypatch.setattr(values, "_unpackb", unpack)
+    with pytest.raises(KeyboardInterrupt):
+        values.decode(data)
+    assert values.decode(data) == [(1, 2), {3}]
+
+
+def test_the_words_of_the_decoder_when_a_hook_fails() -> None:
+    def fail(tag: int, data: bytes) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(ValueError, match=f"^{values._HOOK_FAILED}$"):
+        ormsgpack.unpackb(values.encode((1,)), ext_hook=fail)
+    with pytest.raises(KeyboardInterrupt):
+        values.decode(values.encode((1,)), fail)
+
+
+def test_how_long_integers_may_be_is_up_to_each_process(tmp_path: Path) -> None:
+    state = {"big": 10**700, "bigger": -(10**5000)}
+    url = f"files:{tmp_path}/store"
+    holdfast.open(url).session("s").save(state)
+    before = sys.get_int_max_str_digits()
+    try:
+        for limit in (640, 0):
+            sys.set_int_max_str_digits(limit)
+            with holdfast.open(url) as store:
+                session = store.session("s")
+                assert session.load() == state
+                session.save(state)
+    finally:
+        sys.set_int_max_str_digits(before)
+    with holdfast.open(url) as store:
+        assert store.session("s").load() == state
+        assert store.verify().ok

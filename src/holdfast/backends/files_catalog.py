@@ -232,6 +232,8 @@ class Catalog:
         """After a line was written: the ledger that knows of it."""
         with self._lock:
             if ledger.entries < entry["n"]:  # otherwise another thread has read it already
+                # Not kept meanwhile: one that was interrupted half-way would know half of the line.
+                self._ledgers.pop(ledger.number, None)
                 ledger = ledger.copy() if ledger.pins else ledger
                 ledger.advance(entry, line, inode, at)
             self._ledgers[ledger.number] = ledger

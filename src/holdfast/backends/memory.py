@@ -88,26 +88,27 @@ class MemoryBackend(Backend, Reader):
             if any(digest not in self._blobs for digest in notes.shares):
                 raise Gone
             self._version += 1
-            self._apply(change, session)
             if change.notes is not None:
                 self._apply_notes(change.notes, session, change.checkpoint)
+            self._apply(change, session)
 
     def _apply(self, change: Change, session: int) -> None:
-        if change.create is not None:
-            name, row = change.create
-            self._sessions[name] = (session, row)
-            self._names[session] = name
-        self._heads[session] = change.head
-        if change.checkpoint is not None:
-            seq, id, row = change.checkpoint
-            self._checkpoints.setdefault(session, {})[seq] = (id, row)
-            insort(self._ids, (id, session, seq))
+        """The head last: an interrupt before that leaves a session as it was."""
         for write in change.rows:
             self._write_row(write)
         for digest, row, rewrite in change.blobs:
             if rewrite or digest not in self._blobs:
                 self._blobs[digest] = row
             self._shared[digest] = self._version  # which it never was before
+        if change.checkpoint is not None:
+            seq, id, row = change.checkpoint
+            self._checkpoints.setdefault(session, {})[seq] = (id, row)
+            insort(self._ids, (id, session, seq))
+        if change.create is not None:
+            name, row = change.create
+            self._names[session] = name
+            self._sessions[name] = (session, row)
+        self._heads[session] = change.head
 
     def _apply_notes(
         self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None

@@ -51,6 +51,8 @@ _encode, _escape = [
 _NOT_JSON = [bytes((n,)) for n in (*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$")]
 # A high surrogate and then a low one: JSON takes the two for one character.
 _PAIR = re.compile(rb"\xed[\xa0-\xaf].\xed[\xb0-\xbf]", re.DOTALL)
+# How long an integer may be as text is up to each process, but 640 digits are allowed in all.
+_LONGEST_INT = 256
 _KINDS = {"list": 0, "dict": 1, "text": 2, "bytes": 2, "raw": 2}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -130,10 +132,15 @@ def _show(value: Any) -> Any:
 
 
 def _show_tag(tag: int, data: bytes) -> _Tagged:
-    if tag not in _TAGS or (tag == STR and _PAIR.search(data)):
+    if tag not in _TAGS or _is_unsayable(tag, data):
         return _Tagged({"$ext": [tag, _text(data)]})
     name, show, _ = _TAGS[tag]
     return _Tagged({name: show(data)})
+
+
+def _is_unsayable(tag: int, data: bytes) -> bool:
+    """Whether what JSON could say of it would not be read again, or not by every process."""
+    return bool(_PAIR.search(data)) if tag == STR else tag == BIGINT and len(data) > _LONGEST_INT
 
 
 def _hide(shown: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import gc
+from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
@@ -56,6 +57,7 @@ _unpackb = ormsgpack.unpackb
 # encoder accepts more types than it gives back (bytearray, memoryview, Ext, Fragment).
 _BIN_OR_EXT = [bytes((n,)) for n in (*range(0xC4, 0xCA), *range(0xD4, 0xD9))]
 _GC_PAUSE_BYTES = 1 << 17
+_HOOK_FAILED = "ext_hook failed"  # in the words of the C decoder
 _UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 # A Fragment is copied into the output unseen. Each one that lives holds on to its type.
 _FRAGMENTS = getrefcount(Fragment)
@@ -190,6 +192,8 @@ def decode(data: bytes, hook: Hook | None = None) -> Any:
     try:
         return _unpackb(data, ext_hook=guarded)
     except _UNDECODABLE as e:
+        if not raised and str(e) == _HOOK_FAILED:
+            _after_an_interrupt(data, guarded)
         cause = raised[0] if raised else e
         if isinstance(cause, _UNDECODABLE) and not isinstance(cause, HoldfastError):
             raise Corrupt(f"stored bytes do not decode: {cause}") from cause
@@ -197,6 +201,16 @@ def decode(data: bytes, hook: Hook | None = None) -> Any:
     finally:
         if pause:
             gc.enable()
+
+
+def _after_an_interrupt(data: bytes, hook: Hook) -> None:
+    """A hook that failed before it could tell why was interrupted: those bytes are not damaged.
+
+    The C decoder has dropped what the handler of a signal had raised.
+    """
+    with suppress(ValueError):
+        _unpackb(data, ext_hook=hook)
+        raise KeyboardInterrupt
 
 
 def _lower(value: Any) -> Any:
