@@ -73,6 +73,17 @@ def trusts_what_it_finds() -> None:
     Home.log = trusting  # type: ignore[method-assign]
 
 
+def takes_names_for_granted() -> None:
+    """A name that another has given up is free, though that may still be lost."""
+    sync = files_writer._sync_log
+
+    def needed(home: Home, session: int) -> None:
+        if sys._getframe(1).f_code is not files_writer._check_name.__code__:
+            sync(home, session)
+
+    files_writer._sync_log = needed
+
+
 def frees_before_it_says_so() -> None:
     """Files go while the line that frees them may still be lost."""
     log = Home.log

@@ -33,6 +33,7 @@ from .test_bitrot import Agreeable
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "20_000"))
 STATES = int(os.environ.get("HOLDFAST_STATES", "1_000_000"))
 FLIPS = int(os.environ.get("HOLDFAST_FLIPS", "0")) or 1 << 40  # all there are
+GIVES_UP_A_NAME = 112  # the sync of the line that deletes a session of the script "tidy"
 TRIES = 40  # a mutant may be lucky, most of all on a busy machine
 recorded = functools.cache(functools.partial(powerloss.record, backend="files"))
 subject = functools.cache(functools.partial(subjects.subject, closed=True, backend="files"))
@@ -101,6 +102,20 @@ def test_power_loss_after_a_kill(rounds, script):
         report = powerloss.campaign(relayed(script, n), states=rounds(25, torture=STATES // 1000))
         print(n, report)
         assert not report.failures, f"killed at sync {n}: {report}"
+
+
+@pytest.mark.tools("strace")
+def test_power_loss_after_a_kill_in_giving_up_a_name():
+    report = powerloss.campaign(relayed("tidy", GIVES_UP_A_NAME), states=100)
+    assert not report.failures, str(report)
+
+
+@pytest.mark.tools("strace")
+def test_mutant_that_takes_a_name_that_may_come_back():
+    recording = relayed("tidy", GIVES_UP_A_NAME, "takes_names_for_granted")
+    report = powerloss.campaign(recording, states=100)
+    print(report)
+    assert report.failures
 
 
 @pytest.mark.tools("strace")

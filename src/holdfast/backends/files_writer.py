@@ -293,6 +293,8 @@ def _check_name(home: Home, name: bytes) -> None:
         ledger = home.catalog.ledger(number)
         if ledger is not None and ledger.there and ledger.name == name:
             raise SessionExists("a session of this name exists already")
+        if ledger is not None and ledger.inode:
+            _sync_log(home, number)  # else the one that gave up this name may have it back
 
 
 def _make_folder(
