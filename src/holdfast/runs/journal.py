@@ -60,17 +60,17 @@ class Call:
         return self.run, self.turn, self.key
 
 
-def digest_of(arguments: Any) -> str:
+def encoded(value: Any, what: str) -> bytes:
+    """Arguments or a result as an entry holds them; NotSerializable names the path in `what`."""
     try:
-        return sha256(values.encode(arguments)).hexdigest()
+        return values.encode_exact(value, 1)
     except NotSerializable:
-        values.check(arguments, "arguments")
+        values.check(value, what)
         raise
 
 
-def check_result(result: Any) -> None:
-    """Raise NotSerializable that names the path of what cannot be stored."""
-    values.check(result, "result")
+def digest_of(arguments: bytes) -> str:
+    return sha256(arguments).hexdigest()
 
 
 def idempotency_key(run: str, turn: int, key: str) -> str:
@@ -88,8 +88,8 @@ def now_us() -> int:
 def started(call: Call) -> dict[str, Any]:
     return {
         "what": "started", "kind": call.kind, "run": call.run, "turn": call.turn, "key": call.key,
-        "name": call.name, "digest": call.digest, "arguments": call.arguments,
-        "idempotency_key": call.idempotency_key, "at": call.started_us,
+        "name": call.name, "digest": call.digest, "idempotency_key": call.idempotency_key,
+        "at": call.started_us, "arguments": call.arguments,
     }  # fmt: skip
 
 
@@ -185,9 +185,14 @@ class Journal:
             self.catch_up(reader)
         self._group.wake()
 
-    def note(self, facts: dict[str, Any]) -> None:
-        """Durable when this returns."""
-        self._group.join((facts, values.encode_exact(facts)))
+    def note(self, facts: dict[str, Any], last: bytes | None = None) -> None:
+        """Durable when this returns. `last` is the last of the facts, where it is encoded."""
+        if last is None:
+            entry = values.encode_exact(facts)
+        else:
+            name = next(reversed(facts))
+            entry = values.encode({**facts, name: None})[:-1] + last  # None is one byte
+        self._group.join((facts, entry))
 
     def _write_one(self, note: _Note) -> None:
         self._put([note])

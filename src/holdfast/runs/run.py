@@ -325,7 +325,8 @@ class RunCore:
     ) -> Call:
         """A call that is noted as begun; or one that is over, with its result."""
         options.check_options(name, key, on_doubt, on_change)
-        digest = journals.digest_of(arguments)
+        encoded = journals.encoded(arguments, "arguments")
+        digest = journals.digest_of(encoded)
         with self._lock:
             key = self._key(name, key)
             if key in self._flying:
@@ -356,7 +357,7 @@ class RunCore:
                     f"{key!r} was begun and may have had its effect",
                     key=key, idempotency_key=known.idempotency_key,
                 )  # fmt: skip
-            self._journal.note(started(call))
+            self._journal.note(started(call), encoded)
         except BaseException:
             self._flying.pop(key, None)
             raise
@@ -393,10 +394,8 @@ class RunCore:
 
     def succeed(self, call: Call, result: Any) -> None:
         try:
-            self._journal.note(ended(call.number, "done", now_us(), result=result))
-        except NotSerializable:
-            journals.check_result(result)
-            raise
+            encoded = journals.encoded(result, "result")
+            self._journal.note(ended(call.number, "done", now_us(), result=result), encoded)
         finally:
             self._flying.pop(call.key, None)
         self._after("tool" if call.kind == "tool" else "llm")
