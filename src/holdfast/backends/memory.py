@@ -109,16 +109,17 @@ class MemoryBackend(Backend, Reader):
             self._names[session] = name
             self._sessions[name] = (session, row)
         self._heads[session] = change.head
+        if change.notes is not None and change.notes.rename is not None:
+            name, row = change.notes.rename
+            del self._sessions[self._names[session]]
+            self._names[session] = name
+            self._sessions[name] = (session, row)
 
     def _apply_notes(
         self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
     ) -> None:
         if notes.origin is not None:
             self._origins[session] = notes.origin
-        if notes.rename is not None:
-            del self._sessions[self._names[session]]
-            self._names[session] = notes.rename[0]
-            self._sessions[notes.rename[0]] = (session, notes.rename[1])
         if notes.key is not None and checkpoint is not None:
             self._keys[session, notes.key] = checkpoint[0]
         for key, seq in notes.keys:
