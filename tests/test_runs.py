@@ -1021,6 +1021,67 @@ def test_gc_frees_the_journal_of_what_it_frees(home: Home) -> None:
         run.step("next", lambda: 1)
 
 
+@pytest.mark.parametrize(
+    ("policy", "mid_turn", "kept"),
+    [(None, False, 4), (None, True, 4), (EveryN(4), True, 6), (EveryN(99), True, 20)],
+)
+def test_gc_trims_the_journal_of_an_open_run(
+    home: Home, policy: Any, mid_turn: bool, kept: int
+) -> None:
+    """What it would ask for again when it is resumed stays, and only that."""
+    made: list[str] = []
+    rule = Retention(keep_last=1)
+
+    def agent(session: holdfast.Session, last: int, fails: bool) -> None:
+        with session.run(policy=policy) as run:
+            for turn in run.turns(limit=last):
+                run.tool({"id": f"c{turn}", "name": "act", "input": {}}, lambda: made.append("x"))
+                run.state["turn"] = turn
+                if fails and turn == 10:
+                    if mid_turn:
+                        run.checkpoint()
+                    other = home.another().session("s")
+                    other.prune(rule)
+                    home.store.gc()
+                    assert home.store.stats().rows["journal"] == kept
+                    raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        agent(home.session(), 12, fails=True)
+    home.session().prune(rule)
+    home.store.gc()
+    assert len(made) == 10
+    agent(home.reopened().session("s"), 12, fails=False)
+    assert len(made) == 12  # none was called twice
+    assert home.session().load()["turn"] == 12
+    assert home.store.pending() == []
+    assert home.store.verify().ok
+
+
+def test_gc_keeps_what_an_open_run_called_outside_of_turns(home: Home) -> None:
+    made: list[int] = []
+
+    def plan() -> str:
+        made.append(0)
+        return "plan"
+
+    def agent(session: holdfast.Session, last: int) -> None:
+        with session.run() as run:
+            run.state["plan"] = run.step("plan", plan)
+            for turn in run.turns(limit=last):
+                run.step("act", lambda turn=turn: made.append(turn))
+                if turn == 5 and last == 9:
+                    raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        agent(home.session(), 9)
+    home.session().prune(Retention(keep_last=1))
+    home.store.gc()
+    agent(home.reopened().session("s"), 6)
+    assert made == [0, 1, 2, 3, 4, 5, 6]
+    assert home.session().load()["plan"] == "plan"
+
+
 def test_copies_take_the_journal_along(home: Home, tmp_path: Path) -> None:
     in_doubt(home, state={"n": 1})
     with holdfast.open(tmp_path / "copy.db") as other:

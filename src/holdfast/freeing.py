@@ -132,9 +132,10 @@ class Tree:
     def _journal_from(self, reader: Reader, going: set[int]) -> int:
         """The number below which no entry of the journal matters any more.
 
-        What is in doubt stays, and the calls of turns of which a checkpoint stays; and so do the
-        notes of a checkpoint that stays or may be yet to come, and the last entry, behind which
-        theirs are numbered.
+        What is in doubt stays, and the calls from the first turn on of which a checkpoint stays; of
+        a run that is open also those of the turn that it would go on in, and what was called
+        outside of turns. The notes of a checkpoint that stays or may be yet to come stay, too, and
+        so does the last entry, behind which theirs are numbered.
         """
         last = reader.last_entry(self.session)
         if not last:
@@ -154,8 +155,11 @@ class Tree:
                     kept += [noted, last]
         try:
             lease = reader.lease(self.session)
-            if lease is not None and (held := Held.read(lease)).open:
-                turns[held.run] = 0
+            held = None if lease is None else Held.read(lease)
+            opened = held.run if held is not None and held.open else None
+            if opened is not None:
+                goes_on = self._goes_on(opened)
+                turns[opened] = min(goes_on, turns.get(opened, goes_on))
             early = notes.Early(keys)
             calls = all_calls(early.watch(read(reader, self.session))).all.values()
         except UNREADABLE:
@@ -164,9 +168,28 @@ class Tree:
         kept += [
             call.number
             for call in calls
-            if call.outcome == "started" or (call.run in turns and call.turn >= turns[call.run])
+            if call.outcome == "started"
+            or (call.run in turns and call.turn >= turns[call.run])
+            or (call.run == opened and not call.turn)
         ]
         return min(kept, default=last + 1)
+
+    def _goes_on(self, run: str) -> int:
+        """The turn in which a run that is open would be resumed; 0 if that is not known."""
+        mark = self._mark(self._head.seq, run)
+        if mark is None:
+            return 0
+        _, turn, base = mark
+        if base is not None:
+            found = self._mark(base, run)
+            return 0 if found is None else found[1] + 1
+        return turn + 1
+
+    def _mark(self, seq: int, run: str) -> tuple[str, int, int | None] | None:
+        """Where in a run a checkpoint was taken; None if it was taken elsewhere."""
+        record = self._known[seq].record if seq in self._known else None
+        mark = None if record is None else record.extra.get("run")
+        return (mark[0], mark[1], mark[2]) if mark is not None and mark[0] == run else None
 
     def _entries(
         self, reader: Reader, batch: list[int]
