@@ -7,15 +7,7 @@ import pytest
 import holdfast
 from holdfast.errors import NotFound
 
-from .home import TEXT, Home, strangers
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def home(request, tmp_path):
-    home = Home(request.param, tmp_path)
-    yield home
-    home.close()
-
+from .home import TEXT, strangers
 
 NFC, NFD = (unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD"))
 HOSTILE = [

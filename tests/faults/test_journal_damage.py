@@ -12,10 +12,13 @@ import pytest
 
 import holdfast
 from holdfast import InDoubt
+from holdfast.backends import files_text
+from holdfast.codec import rows
 from holdfast.runs import sync
 
 from .bitrot import flip
 from .checking import named
+from .test_bitrot import Agreeable
 
 CALLS = [{"id": f"call {n}", "name": "act", "input": {"n": n}} for n in range(4)]
 
@@ -67,6 +70,20 @@ def again(run: sync.Run, found: list[str]) -> None:
 
 @pytest.mark.parametrize("file", ["store.db", "journal.jsonl", "log.jsonl", "lease"])
 def test_flipped_bits(tmp_path: Path, rounds: Any, file: str) -> None:
+    assert flipped(tmp_path, file, rounds(150, torture=1 << 40)) == []
+
+
+def test_mutant_that_does_not_compare_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "xxh3_64_digest", lambda body, seed: Agreeable(8))
+    monkeypatch.setattr(files_text, "xxh3_64_hexdigest", lambda body, seed: "0" * 16)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        assert flipped(tmp_path, "journal.jsonl", 150) == []
+
+
+def flipped(tmp_path: Path, file: str, most: int) -> list[str]:
+    """What goes wrong when bits of a file are flipped, each in a copy of its own."""
     whole = tmp_path / "whole"
     whole.mkdir()
     url = whole / "store.db" if file == "store.db" else f"files:{whole}/store"
@@ -76,9 +93,7 @@ def test_flipped_bits(tmp_path: Path, rounds: Any, file: str) -> None:
     assert len(expected["calls"]) == 4
     [path] = [p.relative_to(whole) for p in whole.rglob(file)]
     data = (whole / path).read_bytes()
-    bits = random.Random(0).sample(
-        range(8 * len(data)), min(8 * len(data), rounds(150, torture=1 << 40))
-    )
+    bits = random.Random(0).sample(range(8 * len(data)), min(8 * len(data), most))
     damaged = tmp_path / "damaged"
     found = []
     for bit in bits:
@@ -87,7 +102,7 @@ def test_flipped_bits(tmp_path: Path, rounds: Any, file: str) -> None:
         (damaged / path).write_bytes(flip(data, bit // 8, bit % 8))
         where = damaged / "store.db" if file == "store.db" else f"files:{damaged}/store"
         found += [f"bit {bit}: {each}" for each in findings(where, expected)]
-    assert found == []
+    return found
 
 
 def test_the_end_of_the_last_line(tmp_path: Path) -> None:
