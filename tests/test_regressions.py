@@ -310,3 +310,9 @@ def test_how_long_integers_may_be_is_up_to_each_process(tmp_path: Path) -> None:
     with holdfast.open(url) as store:
         assert store.session("s").load() == state
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("scheme", ["", "files:"])
+def test_an_address_that_is_too_long(scheme: str) -> None:
+    with pytest.raises(holdfast.Unavailable):
+        holdfast.open(f"{scheme}{'x' * 5000}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Backend
@@ -56,8 +56,12 @@ def open_backend(
             hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
         )
     path = Path(text.removeprefix("sqlite:"))
-    if path.is_dir():
-        raise InvalidRequest(f"{path} is a folder", hint="give the path of a file, or files:folder")
+    try:
+        if path.is_dir():
+            hint = "give the path of a file, or files:folder"
+            raise InvalidRequest(f"{path} is a folder", hint=hint)
+    except OSError as e:  # its name is too long, or a folder on the way to it is not ours to enter
+        raise Unavailable(f"{path} cannot be opened: {e}") from e
     from holdfast.backends.sqlite import SqliteBackend
 
     return SqliteBackend(path, **options)
