@@ -11,6 +11,7 @@ from typing import Any
 import holdfast
 
 from .lab import Lab, Row
+from .latency import WARM_UP
 from .raw import RawStore
 from .timing import Ratio, duration, interleave
 
@@ -77,6 +78,9 @@ def steps(lab: Lab) -> list[Row]:
             return lambda: dbos.answer(question)
 
         def measure() -> None:
+            for _ in range(lab.pick(WARM_UP, 5)):
+                for arm in (ours, twice, theirs):
+                    arm(0)()
             taken.update(interleave(rounds, ours=ours, raw=twice, dbos=theirs))
 
         dbos.workflow(measure)

@@ -97,6 +97,11 @@ def ended(call: int, outcome: Outcome, at: int, **more: Any) -> dict[str, Any]:
     return {"what": outcome, "of": call, "at": at, **more}
 
 
+def _ending_with(facts: dict[str, Any], name: str, encoded: bytes) -> bytes:
+    """An entry whose last fact is encoded already."""
+    return values.encode({**facts, name: None})[:-1] + encoded  # None is one byte
+
+
 def streamed(call: int, chunk: Any) -> dict[str, Any]:
     return {"what": "partial", "of": call, "chunk": chunk}
 
@@ -128,10 +133,11 @@ class Calls:
             n, facts["kind"], facts["run"], facts["turn"], facts["key"], facts["name"],
             facts["digest"], facts["arguments"], facts["idempotency_key"], facts["at"],
         )  # fmt: skip
-        before = self.all.get(call.where)
+        where = call.where
+        before = self.all.get(where)
         if before is not None:
             call.attempts = before.attempts + 1
-        self.all[call.where] = self._numbers[n] = call
+        self.all[where] = self._numbers[n] = call
 
     def open(self) -> list[Call]:
         """Those that have no end."""
@@ -185,14 +191,20 @@ class Journal:
             self.catch_up(reader)
         self._group.wake()
 
-    def note(self, facts: dict[str, Any], last: bytes | None = None) -> None:
-        """Durable when this returns. `last` is the last of the facts, where it is encoded."""
-        if last is None:
-            entry = values.encode_exact(facts)
-        else:
-            name = next(reversed(facts))
-            entry = values.encode({**facts, name: None})[:-1] + last  # None is one byte
-        self._group.join((facts, entry))
+    def note(self, facts: dict[str, Any]) -> None:
+        """Durable when this returns."""
+        self._group.join((facts, values.encode_exact(facts)))
+
+    def begin(self, call: Call, arguments: bytes) -> None:
+        """Note that a call is made, and give it its number. Its arguments are encoded already."""
+        facts = started(call)
+        self._group.join((facts, _ending_with(facts, "arguments", arguments)))
+        call.number = self.calls.all[call.where].number
+
+    def end(self, call: Call, result: Any, encoded: bytes) -> None:
+        """Note what a call has returned."""
+        facts = ended(call.number, "done", now_us(), result=result)
+        self._group.join((facts, _ending_with(facts, "result", encoded)))
 
     def _write_one(self, note: _Note) -> None:
         self._put([note])

@@ -333,9 +333,11 @@ class RunCore:
                 raise InvalidRequest(
                     f"{key!r} is being called already", hint="concurrent steps need key=…"
                 )
-            run, turn = self._ours.held.run, self._turn if self._looping else 0
+            opened = self._ours
+            run, journal = opened.held.run, opened.journal
+            turn = self._turn if self._looping else 0
             self._visited.add(key)
-            known = self._journal.calls.all.get((run, turn, key))
+            known = journal.calls.all.get((run, turn, key))
             if known is not None and self._is_over(known, digest, on_doubt, on_change):
                 return known
             call = Call(
@@ -347,9 +349,9 @@ class RunCore:
             if known is not None and known.outcome == "started" and verify is not None:
                 verdict = verify(known.idempotency_key)
                 if isinstance(verdict, Done):
-                    self._journal.note(ended(known.number, "done", now_us(), result=verdict.result))
+                    journal.note(ended(known.number, "done", now_us(), result=verdict.result))
                     self._flying.pop(key, None)
-                    return self._journal.calls.all[known.where]
+                    return journal.calls.all[known.where]
                 if verdict is not None:
                     raise InvalidRequest(f"verify returns Done(result) or None, not {verdict!r}")
             elif known is not None and known.outcome == "started" and on_doubt == "ask":
@@ -357,11 +359,10 @@ class RunCore:
                     f"{key!r} was begun and may have had its effect",
                     key=key, idempotency_key=known.idempotency_key,
                 )  # fmt: skip
-            self._journal.note(started(call), encoded)
+            journal.begin(call, encoded)
         except BaseException:
             self._flying.pop(key, None)
             raise
-        call.number = self._journal.calls.all[call.where].number
         return call
 
     def _key(self, name: str, key: str | None) -> str:
@@ -394,8 +395,7 @@ class RunCore:
 
     def succeed(self, call: Call, result: Any) -> None:
         try:
-            encoded = journals.encoded(result, "result")
-            self._journal.note(ended(call.number, "done", now_us(), result=result), encoded)
+            self._journal.end(call, result, journals.encoded(result, "result"))
         finally:
             self._flying.pop(call.key, None)
         self._after("tool" if call.kind == "tool" else "llm")
