@@ -284,6 +284,16 @@ def test_rules_that_make_no_sense(rule: dict[str, Any]) -> None:
         Retention(**rule)
 
 
+@pytest.mark.parametrize("rule", [None, 5, {"keep_last": 3}, "30d"])
+def test_what_is_no_rule(home: Home, rule: Any) -> None:
+    session = home.store.session("a")
+    with pytest.raises(holdfast.InvalidRequest, match="not a rule"):
+        home.store.prune(rule)
+    session.save({"n": 1})
+    with pytest.raises(holdfast.InvalidRequest, match="not a rule"):
+        session.prune(rule)
+
+
 def test_lengths_of_time() -> None:
     given = ["90s", "15m", "12h", "30d", "4w", "1.5h", "2 d"]
     assert [seconds(g, "x") for g in given] == [

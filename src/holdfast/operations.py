@@ -157,6 +157,7 @@ class Operator:
 
     def prune(self, rule: Retention, *, dry_run: bool = False, automatic: bool = False) -> Plan:
         """Delete what a rule does not keep. An automatic run is not in the log: undo() skips it."""
+        retaining.check(rule)
         gone = 0
         while True:
             with self._writer.store.backend.reader() as reader:

@@ -93,6 +93,11 @@ class Retention:
         return ", ".join(shown)
 
 
+def check(rule: Any) -> None:
+    if not isinstance(rule, Retention):
+        raise InvalidRequest(f"not a rule: {rule!r}", hint="Retention(keep_last=100)")
+
+
 class Verdict(NamedTuple):
     """What becomes of a checkpoint, and why."""
 

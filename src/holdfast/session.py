@@ -262,7 +262,7 @@ class Session(Running):
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> Plan:
         """Delete what a rule does not keep; with `dry_run` only say what would go, and why."""
-        if rule.store_bytes is not None:
+        if getattr(rule, "store_bytes", None) is not None:
             raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
         with self._lock:
             return self._operator.prune(rule, dry_run=dry_run)

@@ -22,6 +22,7 @@ from holdfast.model import Checkpoint, SessionInfo
 from holdfast.operations import Operator
 from holdfast.repair import Repaired, repair
 from holdfast.retention import Plan, Retention, within_store
+from holdfast.retention import check as check_rule
 from holdfast.revisions import find_in_store
 from holdfast.runs.handles import Overseeing
 from holdfast.session import Session
@@ -253,6 +254,7 @@ class Store(Overseeing):
 
         A session that is damaged so much that no rule can be applied is kept, and logged.
         """
+        check_rule(rule)
         operators: list[Operator] = []
         plans: list[Plan] = []
         for info in self.sessions():
