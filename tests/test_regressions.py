@@ -236,7 +236,7 @@ def interrupted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 MOMENTS = [
     ("memory", MemoryBackend, "_write_row"), ("files", Ledger, "add"),
     ("files", Ledger, "_apply_sweep"), ("files", files_writer.Home, "tell"),
-    ("files", disk, "replace"), ("files", disk, "write_all"),
+    ("files", disk.Batch, "replace"), ("files", disk, "write_all"),
 ]  # fmt: skip
 
 

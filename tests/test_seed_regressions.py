@@ -12,6 +12,7 @@ test_seed_living.py. What is held elsewhere or comes with a later capability, ro
 | 35  | no test kills the process and resumes               | test_seed_runs.py, tests/faults      |
 """
 
+import dataclasses
 import datetime as dt
 import itertools
 import math
@@ -30,6 +31,7 @@ import pytest
 
 import holdfast
 from holdfast import fields, ids, lineage, revisions, writing
+from holdfast.backends.base import Change
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import rows
 from holdfast.codec.layout import lay_out
@@ -800,7 +802,10 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_compare_and_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryBackend, "commit", lambda self, change: self._apply(change, change.session))
+    def blindly(self: MemoryBackend, change: Change) -> None:
+        self._apply(dataclasses.replace(change, notes=None), change.session)
+
+    patch.setattr(MemoryBackend, "commit", blindly)
 
 
 def ids_by_prefix(patch: pytest.MonkeyPatch) -> None:

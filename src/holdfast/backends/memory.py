@@ -88,8 +88,6 @@ class MemoryBackend(Backend, Reader):
             if any(digest not in self._blobs for digest in notes.shares):
                 raise Gone
             self._version += 1
-            if change.notes is not None:
-                self._apply_notes(change.notes, session, change.checkpoint)
             self._apply(change, session)
 
     def _apply(self, change: Change, session: int) -> None:
@@ -104,6 +102,8 @@ class MemoryBackend(Backend, Reader):
             seq, id, row = change.checkpoint
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
             insort(self._ids, (id, session, seq))
+        if change.notes is not None:
+            self._apply_notes(change.notes, session, change.checkpoint)
         if change.create is not None:
             name, row = change.create
             self._names[session] = name
