@@ -313,7 +313,7 @@ def test_names_that_a_killed_process_has_made_become_durable(path, opened, monke
     killed.session("s").patch(set={"big": "x" * 9000})
     store = opened(durability="full")
     synced: list[Path] = []
-    monkeypatch.setattr(disk, "sync", synced.append)
+    monkeypatch.setattr(disk, "sync", lambda path: synced.append(Path(path)))
     session = store.session("s")
     session.append("log", f"23 {ITEM}")
     session.save({**session.load(), "again": ["x" * 9000]})  # shares the blob

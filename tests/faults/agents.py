@@ -88,10 +88,10 @@ def watch(store: holdfast.Store, trail: Trail) -> None:
         catch_up(self, *args)
         learn(self)
 
-    def noted(self: Journal, facts: dict[str, Any]) -> None:
+    def noted(self: Journal, facts: dict[str, Any], *entry: bytes) -> None:
         key = keys[facts["of"]] if "of" in facts else f"{facts['turn']} {facts['key']}"
         with trail.writing(facts["what"], key):
-            note(self, facts)
+            note(self, facts, *entry)
         learn(self)
 
     def committed(change: Change) -> None:

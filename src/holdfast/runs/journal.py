@@ -191,20 +191,20 @@ class Journal:
             self.catch_up(reader)
         self._group.wake()
 
-    def note(self, facts: dict[str, Any]) -> None:
-        """Durable when this returns."""
-        self._group.join((facts, values.encode_exact(facts)))
+    def note(self, facts: dict[str, Any], entry: bytes | None = None) -> None:
+        """Durable when this returns. `entry` is the same encoded, where that is known."""
+        self._group.join((facts, values.encode_exact(facts) if entry is None else entry))
 
     def begin(self, call: Call, arguments: bytes) -> None:
         """Note that a call is made, and give it its number. Its arguments are encoded already."""
         facts = started(call)
-        self._group.join((facts, _ending_with(facts, "arguments", arguments)))
+        self.note(facts, _ending_with(facts, "arguments", arguments))
         call.number = self.calls.all[call.where].number
 
     def end(self, call: Call, result: Any, encoded: bytes) -> None:
         """Note what a call has returned."""
         facts = ended(call.number, "done", now_us(), result=result)
-        self._group.join((facts, _ending_with(facts, "result", encoded)))
+        self.note(facts, _ending_with(facts, "result", encoded))
 
     def _write_one(self, note: _Note) -> None:
         self._put([note])
