@@ -24,7 +24,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import holdfast
-from holdfast import ToolCall, Usage, ids, web
+from holdfast import ToolCall, Usage, ids, shapes, web
 from holdfast.backends.sqlite_reader import SqliteReader
 from holdfast.cli.main import run
 from holdfast.errors import Unavailable
@@ -669,3 +669,19 @@ def test_whoever_listens_does_not_keep_it_from_ending(store, capfd):
     assert capfd.readouterr().err == ""
     for told in listening:
         told.close()
+
+
+def test_what_undo_would_do_is_told(store, trip, ask):
+    told = ask("undoable", session="trip")
+    assert (told["undo"]["kind"], told["undo"]["saved"]) == ("append", True)
+    assert told["undo"]["head"]["from"]["id"] == trip.get().id
+    assert "nothing to redo" in told["redo"]["problem"]
+    trip.label("asked", "begun")
+    done = trip.undo()
+    before = store.session("trip").ops()
+    told = ask("undoable", session="trip")
+    assert (told["redo"]["label"], told["redo"]["was"]) == ("begun", "asked")
+    assert told["redo"]["created_at"] < shapes.when(done.created_at)
+    assert store.session("trip").ops() == before
+    with trip.run():
+        assert "is run by process" in ask("undoable", session="trip")["undo"]["problem"]

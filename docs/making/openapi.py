@@ -44,6 +44,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "chart": ("Tokens, cost and size, step by step", "session", "id", "chart"),
     "run": ("Calls of a session's runs, and what is open", "session", "start limit", "journal"),
     "ops": ("What was done to a session, the newest first", "session", "limit", "operations"),
+    "undoable": ("What undo and redo would do to a session", "session", "", "undoable"),
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "", "integrity"),
     "search": (
         "Checkpoints that match, the newest first", "",
@@ -167,6 +168,7 @@ def _answers() -> Schema:
     entry = {"kind": _TEXT, "size": whole, "length": _maybe(whole)}
     point = _object(id=_TEXT, step=whole, tokens=whole, cost={"type": "number"}, size=whole)
     link = _object(id=_TEXT, damaged=maybe)
+    step = _object(problem=maybe, hint=maybe)
     return {
         "folded": _object(
             **{"$folded": _object(kind=_TEXT, length=whole, start={})},
@@ -193,6 +195,7 @@ def _answers() -> Schema:
             pending=_list(_ref("pending")), run=_maybe(_ref("abandoned")),
         ),
         "operations": _object(length=whole, items=_list(_ref("operation"))),
+        "undoable": _object(session=_TEXT, undo=step, redo=step),
         "integrity": _object(checkpoint=_ref("checkpoint"), problem=maybe, chain=_list(link)),
     }  # fmt: skip
 

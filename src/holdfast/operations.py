@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import clock, leases, lineage
 from holdfast import retention as retaining
@@ -210,41 +210,69 @@ class Operator:
 
     def undo(self) -> Operation:
         def plan(scene: Scene) -> Effect:
-            log = Log(scene)
-            newest = log.newest()
-            ref = log.top(newest)
-            if ref is None:
-                raise InvalidRequest(f"there is nothing to undo in session {self._writer.name!r}")
-            kind, details = log.entry(ref)
-            before = log.before(ref)
-            was = log.head_after(before) if ref[0] == CHECKPOINT else 0
-            effect = back(scene, kind, details, was)
-            effect.details = {
-                "undid": [*ref], "what": kind, "top": _plain(log.top(before)),
-                "redo": log.redoable(newest),
-            }  # fmt: skip
-            return effect
+            return undo_step(scene, self._writer.name).effect
 
         return self.run("undo", plan, deleted=True)
 
     def redo(self) -> Operation:
         def plan(scene: Scene) -> Effect:
-            log = Log(scene)
-            undo = log.redoable(log.newest())
-            if undo is None:
-                raise InvalidRequest(f"there is nothing to redo in session {self._writer.name!r}")
-            _, undone = log.entry((OPERATION, undo))
-            ref = (str(undone["undid"][0]), int(undone["undid"][1]))
-            kind, details = log.entry(ref)
-            effect = forward(scene, kind, details, ref[1] if ref[0] == CHECKPOINT else 0)
-            effect.details = {
-                "redid": [*ref], "what": kind, "top": [*ref], "redo": undone["redo"],
-            }  # fmt: skip
-            if "hold" in details:
-                effect.details["hold"] = [*clock.uptime()]
-            return effect
+            return redo_step(scene, self._writer.name).effect
 
         return self.run("redo", plan, deleted=True)
+
+
+class Step(NamedTuple):
+    """An entry of the log that undo() takes back or redo() does again, and what that does."""
+
+    ref: Ref
+    kind: str
+    details: dict[str, Any]
+    effect: Effect
+
+
+def upcoming(reader: Reader, name: str, *, redo: bool = False) -> Step:
+    """What undo() or redo() would do to a session now. Raises what they would raise."""
+    number = lineage.find_session(reader, name)
+    raw = records.encode_name(name)
+    scene = Scene(reader, number, raw, *lineage.read_head(reader, number))
+    step = redo_step(scene, name) if redo else undo_step(scene, name)
+    if step.effect.head is not None:
+        leases.check_free(reader, number, name, scene.head)
+    return step
+
+
+def undo_step(scene: Scene, name: str) -> Step:
+    log = Log(scene)
+    newest = log.newest()
+    ref = log.top(newest)
+    if ref is None:
+        raise InvalidRequest(f"there is nothing to undo in session {name!r}")
+    kind, details = log.entry(ref)
+    before = log.before(ref)
+    was = log.head_after(before) if ref[0] == CHECKPOINT else 0
+    effect = back(scene, kind, details, was)
+    effect.details = {
+        "undid": [*ref], "what": kind, "top": _plain(log.top(before)),
+        "redo": log.redoable(newest),
+    }  # fmt: skip
+    return Step(ref, kind, details, effect)
+
+
+def redo_step(scene: Scene, name: str) -> Step:
+    log = Log(scene)
+    undo = log.redoable(log.newest())
+    if undo is None:
+        raise InvalidRequest(f"there is nothing to redo in session {name!r}")
+    _, undone = log.entry((OPERATION, undo))
+    ref = (str(undone["undid"][0]), int(undone["undid"][1]))
+    kind, details = log.entry(ref)
+    effect = forward(scene, kind, details, ref[1] if ref[0] == CHECKPOINT else 0)
+    effect.details = {
+        "redid": [*ref], "what": kind, "top": [*ref], "redo": undone["redo"],
+    }  # fmt: skip
+    if "hold" in details:
+        effect.details["hold"] = [*clock.uptime()]
+    return Step(ref, kind, details, effect)
 
 
 def _bear(gone: int) -> int:

@@ -14,7 +14,7 @@ from holdfast import shapes
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.watching import Watcher
 from holdfast.web.asking import refused
-from holdfast.web.reading import row
+from holdfast.web.rows import row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

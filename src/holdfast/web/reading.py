@@ -19,6 +19,8 @@ from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 from holdfast.finding import Query
 from holdfast.model import STATUSES
 from holdfast.web.folding import fold
+from holdfast.web.rows import ROW, fitting, row
+from holdfast.web.undoing import undoable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
 _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
-_ROW = 1_500
-"""And a row of a list."""
-_LIST = 900_000
-"""Bytes of rows that one answer holds at most: those that are left out are on the next page."""
 _POINTS = 400
 _CHANGES = 2_000
 _CONVERSATIONS = ("messages", "history", "conversation", "items", "input")
@@ -73,33 +71,13 @@ def sessions(store: Store, asked: Asked) -> Shape:
         page.append(info)
         if len(page) > limit:
             break
-    items = _fitting([_slim(shapes.session(info)) for info in page[:limit]])
+    items = fitting([_slim(shapes.session(info)) for info in page[:limit]])
     return {"items": items, "next": items[-1]["name"] if len(items) < len(page) else None}
-
-
-def _fitting(rows: list[Shape]) -> list[Shape]:
-    """As many as one answer may hold, and one at least."""
-    left = _LIST
-    for n, each in enumerate(rows):
-        left -= len(shapes.dumps(each).encode())
-        if n and left < 0:
-            return rows[:n]
-    return rows
 
 
 def _slim(shown: Shape) -> Shape:
     if shown["head"] is not None:
         shown["head"] = row(shown["head"])
-    return shown
-
-
-def row(shown: Shape) -> Shape:
-    """A checkpoint in a list: whatever an agent has put there, it stays short."""
-    if "meta" in shown:
-        shown["meta"] = fold(shown["meta"], _ROW)
-        shown["pending"] = fold(shown["pending"], _ROW)
-        for name in ("reason", "hint"):
-            shown[name] = fold(shown[name], _ROW)
     return shown
 
 
@@ -120,7 +98,7 @@ def log(store: Store, asked: Asked) -> Shape:
     page = list(islice(rows, limit + 1))
     forks = lineage.forks(store.backend, raw)
     head = _head(session)
-    items = _fitting([
+    items = fitting([
         row(shapes.checkpoint(c)) | {"is_head": c.id == head, "forks": forks.get(c.seq, [])}
         for c in page[:limit]
     ])  # fmt: skip
@@ -157,7 +135,7 @@ def state(store: Store, asked: Asked) -> Shape:
     return _part(found, budget) | {
         "start": found.start,
         "items": [
-            {"key": fold(shapes.value(key), _ROW)} | _part(item, min(budget, _ROW))
+            {"key": fold(shapes.value(key), ROW)} | _part(item, min(budget, ROW))
             for key, item in found.items
         ],
     }
@@ -342,7 +320,7 @@ def search(store: Store, asked: Asked) -> Shape:
     wanted = (asked.maybe("mark") or "").casefold()
     hits = store.find(**query, before=asked.maybe("before"))
     found = list(islice((c for c in hits if not wanted or _is_marked(c, wanted)), limit + 1))
-    items = _fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
+    items = fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
     return {"items": items, "next": items[-1]["id"] if len(items) < len(found) else None}
 
 
@@ -369,6 +347,6 @@ READS: dict[str, Callable[[Store, Asked], Any]] = {
     function.__name__: function
     for function in (
         about, sessions, totals, log, checkpoint, state, value, messages, changes, diff, blame,
-        chart, run, ops, integrity, search,
+        chart, run, ops, undoable, integrity, search,
     )
 }  # fmt: skip

@@ -4,6 +4,7 @@ import { api } from "./api.js";
 import { el, put } from "./dom.js";
 import { failed, notice } from "./notices.js";
 import { copyButton, errorNode } from "./shown.js";
+import { upcomingWords } from "./undoing.js";
 import { go } from "./view.js";
 import { commandLine, grouped, plural, shortId, titleOf } from "./words.js";
 
@@ -114,13 +115,24 @@ function mark(checkpoint, desk, kind, says, value) {
   });
 }
 
-export function stepBack(session, desk, kind = "undo") {
+/** What undo or redo would do is asked for first, and said. */
+export async function stepBack(session, desk, kind = "undo") {
   const undo = kind === "undo";
+  let step;
+  try {
+    step = (await api.get("undoable", { session }))[kind];
+  } catch (error) {
+    failed(error);
+    return;
+  }
+  if (step.problem) {
+    notice(step.problem, { hint: step.hint });
+    return;
+  }
+  const back = undo ? "redo" : "undo";
   askFirst({
     title: undo ? "Undo" : "Redo",
-    says: undo
-      ? [`The last change of ${session} that was not undone yet is taken back: a save, a rewind, a tag, a label, a deletion.`, "Redo does it again. What the agent did to the outside world is not reversed."]
-      : [`What was undone last in ${session} is done again, unless something else was done since.`],
+    says: [...upcomingWords(session, step, undo), ["To have it back: ", el("code", {}, typed(back, session)), undo && ", as long as nothing else is done."]],
     command: () => typed(kind, session),
     verb: undo ? "Undo" : "Redo",
     send: async () => {
