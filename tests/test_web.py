@@ -426,9 +426,32 @@ def test_a_damaged_checkpoint_is_listed_and_its_neighbours_work(store, trip, ask
     disk.close()
     rows = ask("log", session="trip")["items"]
     assert [r["id"] for r in rows if r["damaged"]] == [lost.id]
-    for name in ("checkpoint", "integrity", "changes", "state"):
+    for name in ("checkpoint", "changes", "state"):
         assert ask(name, 500, id=lost.id)["error"] == "Corrupt"
+    told = ask("integrity", id=lost.id)
+    assert told["checkpoint"]["damaged"] == told["problem"]
+    assert told["known"]["tags"] == ["cheap"]
     assert ask("messages", id=trip.get().id)["length"] == 3
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["torn", "missing"])
+def test_who_came_before_a_damaged_checkpoint_is_told(store, ask, tmp_path, kept):
+    session = store.session("hurt")
+    first, lost, last = [session.save({"n": n}, label=f"save {n}") for n in range(3)]
+    disk = apsw.Connection(str(tmp_path / "web.db"))
+    change = "UPDATE checkpoints SET body = zeroblob(80)" if kept else "DELETE FROM checkpoints"
+    disk.execute(f"{change} WHERE id = ?", (ids.from_text(lost.id),))
+    told = ask("log", session="hurt")
+    assert [r["id"] for r in told["items"]] == [last.id, lost.id, first.id]
+    assert told["bridges"] == {lost.id: {"id": lost.id, "step": 2, "ancestor": first.id}}
+    found = ask("integrity", id=lost.id, session="hurt", seq=2)
+    known = {"step": 2, "label": "save 1", "tags": [], "ancestor": first.id, "child": last.id}
+    assert found["known"] == known
+    assert [link["hash"] for link in found["chain"]] == [first.hash]
+    ask("integrity", 404, id=lost.id[::-1], session="hurt", seq=9)
+    disk.execute("UPDATE checkpoints SET body = zeroblob(80)")
+    disk.close()
+    assert ask("integrity", id=last.id)["problem"] is not None  # the head's row knows its parent
 
 
 def test_what_changed_since_a_damaged_checkpoint_is_told_from_the_one_before(store, ask, tmp_path):

@@ -45,7 +45,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "run": ("Calls of a session's runs, and what is open", "session", "start limit", "journal"),
     "ops": ("What was done to a session, the newest first", "session", "limit", "operations"),
     "undoable": ("What undo and redo would do to a session", "session", "", "undoable"),
-    "integrity": ("Whether a checkpoint loads, and its hashes", "id", "", "integrity"),
+    "integrity": ("Whether a checkpoint loads, and its hashes", "id", "session seq", "integrity"),
     "search": (
         "Checkpoints that match, the newest first", "",
         "agent status trigger tag label mark meta text before limit", "page of checkpoint",
@@ -66,7 +66,7 @@ _REFUSALS = {
     "404": "Not there", "409": "Something else is there", "500": "Damaged",
     "503": "The store cannot be used now",
 }  # fmt: skip
-_NUMBERS = {"limit", "start"}
+_NUMBERS = {"limit", "start", "seq"}
 _VALUES = {"result", "answer"}
 
 
@@ -168,6 +168,10 @@ def _answers() -> Schema:
     entry = {"kind": _TEXT, "size": whole, "length": _maybe(whole)}
     point = _object(id=_TEXT, step=whole, tokens=whole, cost={"type": "number"}, size=whole)
     link = _object(id=_TEXT, damaged=maybe)
+    bridge = _object(id=_TEXT, step=whole, ancestor=maybe)
+    known = _object(
+        step=_maybe(whole), label=maybe, tags=_list(_TEXT), ancestor=maybe, child=maybe,
+    )  # fmt: skip
     step = _object(problem=maybe, hint=maybe)
     return {
         "folded": _object(
@@ -180,6 +184,7 @@ def _answers() -> Schema:
         "page_of_checkpoint": _object(items=_list(_ref("checkpoint")), next=maybe),
         "log": _object(
             items=_list(_ref("log line")), next=_maybe(whole), head=maybe, count=whole,
+            bridges={"type": "object", "additionalProperties": bridge},
         ),
         "part": _object(**entry, start=whole, items=_list(_object(key={}, **entry))),
         "messages": _object(path=_list({}), length=whole, start=whole, items=_list({})),
@@ -196,7 +201,9 @@ def _answers() -> Schema:
         ),
         "operations": _object(length=whole, items=_list(_ref("operation"))),
         "undoable": _object(session=_TEXT, undo=step, redo=step),
-        "integrity": _object(checkpoint=_ref("checkpoint"), problem=maybe, chain=_list(link)),
+        "integrity": _object(
+            checkpoint=_ref("checkpoint"), problem=maybe, known=_maybe(known), chain=_list(link),
+        ),
     }  # fmt: skip
 
 

@@ -280,6 +280,30 @@ def test_a_damaged_checkpoint_is_shown_and_its_neighbours_work(sqlite: Home, loo
     expect(viewer.tab("Integrity")).to_contain_text("every byte of it matches")
 
 
+def test_a_line_goes_on_below_a_damaged_checkpoint(sqlite: Home, look: Look) -> None:
+    session = sqlite.session()
+    for n in range(6):
+        session.save({"n": n}, label=f"save {n}")
+    session.tag("save 3", "kept")
+    sqlite.spoil_checkpoint(4)
+    viewer = look(sqlite.store, "s=s")
+    expect(viewer.rows).to_have_count(6)
+    expect(viewer.find(".row.beside")).to_have_count(0)
+    expect(viewer.find(".timeline-pane h1 + .quiet")).to_have_text("6 checkpoints")
+    viewer.row("save 1").click()
+    expect(viewer.chosen).to_contain_text("save 1")
+    viewer.press("r")
+    expect(viewer.dialog).to_contain_text("The head moves back 4 steps, to step 2.")
+    viewer.press("Escape")
+    viewer.find(".row.broken").click()
+    panel = viewer.tab("Integrity")
+    for text in ("do not match", "save 3", "kept", "checkpoint 4 tagged"):
+        expect(panel).to_contain_text(text)
+    expect(panel.locator(".chain li")).to_have_count(3)
+    panel.locator("dd a").first.click()
+    expect(viewer.chosen).to_contain_text("save 2")
+
+
 def test_what_the_server_refuses_is_told_with_its_hint(store: holdfast.Store, look: Look) -> None:
     store.session("s").save({"n": 1})
     viewer = look(store, "s=s&t=messages")

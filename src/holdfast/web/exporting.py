@@ -147,11 +147,12 @@ def _named(store: Store, name: str) -> Iterator[Any]:
 def _log(store: Store, name: str) -> Shape:
     asked = {"session": name, "limit": str(MOST)}
     page = reading.log(store, Asked(asked))
-    rows = page["items"]
+    rows, bridges = page["items"], page["bridges"]
     while page["next"] is not None:
         page = reading.log(store, Asked(asked | {"before": str(page["next"])}))
         rows += page["items"]
-    return page | {"items": rows, "next": None}
+        bridges |= page["bridges"]
+    return page | {"items": rows, "next": None, "bridges": bridges}
 
 
 def _state(store: Store, of: Checkpoint, pool: Pool, data: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from holdfast.diff import Change, Diff
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 from holdfast.finding import Query
 from holdfast.model import STATUSES
+from holdfast.web import damage
 from holdfast.web.folding import fold
 from holdfast.web.rows import ROW, fitting, row
 from holdfast.web.undoing import undoable
@@ -98,15 +99,20 @@ def log(store: Store, asked: Asked) -> Shape:
     page = list(islice(rows, limit + 1))
     forks = lineage.forks(store.backend, raw)
     head = _head(session)
+    bridges = damage.bridges(store, session.name, page[:limit])
     items = fitting([
         row(shapes.checkpoint(c)) | {"is_head": c.id == head, "forks": forks.get(c.seq, [])}
         for c in page[:limit]
     ])  # fmt: skip
+    for each in items:
+        if each["seq"] in bridges and (id := bridges[each["seq"]]["id"]) is not None:
+            each |= {"id": id, "is_head": id == head}
     return {
         "items": items,
         "next": items[-1]["seq"] if len(items) < len(page) else None,
         "head": head,
         "count": len(session),
+        "bridges": {b["id"]: b for b in bridges.values() if b["id"] is not None},
     }
 
 
@@ -285,20 +291,26 @@ def ops(store: Store, asked: Asked) -> Shape:
 
 
 def integrity(store: Store, asked: Asked) -> Shape:
-    """Whether a checkpoint loads, and the hashes that lead to it."""
-    of = asked.checkpoint(store)
-    session = store.session(of.session)
+    """Whether a checkpoint loads, and the hashes that lead to it; what is known if it does not."""
+    try:
+        of = asked.checkpoint(store)
+    except UNREADABLE as e:
+        return damage.told(store, asked, e.message)
+    except NotFound as e:
+        if asked.maybe("seq") is None:
+            raise
+        return damage.told(store, asked, e.message)
     problem: str | None = of.damaged
     if problem is None:
         try:
             parts.whole(store.backend, of, ())  # from the disk: what is in memory is no evidence
         except UNREADABLE as e:
             problem = e.message
-    chain = [] if of.damaged else islice(session.history(of.id), 1, 13)
     return {
         "checkpoint": row(shapes.checkpoint(of)),
         "problem": problem,
-        "chain": [_link(c) for c in chain],
+        "known": None,
+        "chain": [_link(c) for c in islice(store.session(of.session).history(of.id), 1, 13)],
     }
 
 

@@ -10,7 +10,11 @@ class Exported {
   constructor(data) {
     this.data = data;
     this.known = new Map();
-    for (const log of Object.values(data.logs)) for (const row of log.items) this.known.set(row.id, row);
+    this.bridges = {};
+    for (const log of Object.values(data.logs)) {
+      Object.assign(this.bridges, log.bridges);
+      for (const row of log.items) this.known.set(row.id, row);
+    }
     this.unpacked = new Map();
   }
 
@@ -54,7 +58,7 @@ class Exported {
 
   /** From a checkpoint to the first one, as far as this file has them. */
   *ancestors(id) {
-    for (let row = this.known.get(id); row && !row.damaged; row = this.known.get(row.ancestor)) yield row;
+    for (let row = this.known.get(id); row; row = this.known.get((row.damaged ? this.bridges[row.id] : row)?.ancestor)) if (!row.damaged) yield row;
   }
 
   // -- what is asked for -----------------------------------------------------------------------
@@ -166,9 +170,10 @@ class Exported {
   }
 
   integrity({ id }) {
-    const chain = [...this.ancestors(id)].slice(1, 13);
+    const chain = [...this.ancestors(id)].filter((row) => row.id !== id).slice(0, 12);
+    const bridge = this.bridges[id];
     return {
-      checkpoint: this.checkpoint({ id }), problem: this.known.get(id).damaged ?? this.data.problems[id] ?? null,
+      checkpoint: this.checkpoint({ id }), known: bridge ? { ...bridge, label: null, tags: [], child: null } : null, problem: this.known.get(id).damaged ?? this.data.problems[id] ?? null,
       chain: chain.map(({ id, damaged, step, hash, session }) => ({ id, damaged, step, hash, session })),
     };
   }

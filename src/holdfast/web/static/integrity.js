@@ -10,7 +10,7 @@ import { age, bytes, commandLine, grouped, moment, shortId } from "./words.js";
 /** The tab. */
 export async function showIntegrity(checkpoint, signal) {
   const [told, ops] = await Promise.all([
-    api.get("integrity", { id: checkpoint.id }, signal),
+    api.get("integrity", { id: checkpoint.id, session: checkpoint.session, seq: checkpoint.seq }, signal),
     api.get("ops", { session: checkpoint.session, limit: 50 }, signal),
   ]);
   const of = told.checkpoint;
@@ -18,10 +18,18 @@ export async function showIntegrity(checkpoint, signal) {
     told.problem === null
       ? el("div", { class: "banner good" }, icon("completed"), el("p", {}, "It loads, and every byte of it matches its hash."))
       : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("check")), " tells what else is damaged.")),
-    of.damaged ? el("dl", { class: "facts" }, fact("Id", of.id), fact("Number", of.seq)) : recordFacts(of),
+    of.damaged ? knownFacts(of, told.known) : recordFacts(of),
     told.chain.length > 0 && el("section", { class: "group" }, el("h3", {}, "Chain"), el("p", { class: "quiet" }, "Each hash covers the one before, so that nothing in the past can change unseen."), el("ol", { class: "chain" }, told.chain.map(chainLink))),
     el("section", { class: "group" }, el("h3", {}, "Operations ", el("span", { class: "count" }, grouped(ops.length))),
       ops.items.length ? el("ol", { class: "ops" }, ops.items.map(operationRow)) : el("p", { class: "quiet" }, "Nothing was done to this session apart from saving.")));
+}
+
+/** What its neighbours, and what was noted on it, tell of a checkpoint that cannot be read. */
+function knownFacts(of, known) {
+  const link = (name, id) => id && [el("dt", {}, name), el("dd", {}, el("a", { href: addressOf({ session: of.session, id, other: null, pane: "detail" }) }, shortId(id)))];
+  return el("dl", { class: "facts" }, fact("Id", of.id), fact("Number in the session", grouped(of.seq)),
+    known?.step && fact("Step", grouped(known.step)), known?.label && fact("Label", known.label),
+    known?.tags.length > 0 && fact("Tags", known.tags.join(", ")), link("Before it", known?.ancestor), link("After it", known?.child));
 }
 
 function recordFacts(of) {

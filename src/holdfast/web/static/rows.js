@@ -14,6 +14,7 @@ export class Rows {
     this.count = 0;
     this.complete = false;
     this.list = [];
+    this.bridges = new Map();
     this.loading = null;
     this.arrange();
   }
@@ -27,6 +28,7 @@ export class Rows {
     do {
       page = await api.get("log", { session: this.session, before, limit: all && before ? NEXT_PAGE : FIRST_PAGE });
       fresh.push(...page.items);
+      this.bridge(page);
       before = page.next;
     } while (before !== null && before > reach);
     const below = before === null ? [] : this.list.filter((row) => row.seq < before);
@@ -45,12 +47,27 @@ export class Rows {
     const before = this.list.at(-1).seq;
     const page = await api.get("log", { session: this.session, before, limit: NEXT_PAGE });
     this.complete = page.next === null;
+    this.bridge(page);
     this.take(this.list.concat(page.items.filter((row) => row.seq < before)), page);
   }
 
   /** Everything down to a number. */
   async reach(seq) {
     while (!this.complete && this.list.length && this.list.at(-1).seq > seq) await this.more();
+  }
+
+  /** What lies around damaged checkpoints tells where they were. */
+  bridge(page) {
+    for (const [id, known] of Object.entries(page.bridges)) this.bridges.set(id, known);
+  }
+
+  /** Who came before a checkpoint; null if nobody did, or nothing tells. */
+  ancestorOf(row) {
+    return (row.damaged ? this.bridges.get(row.id) : row)?.ancestor ?? null;
+  }
+
+  stepOf(row) {
+    return (row.damaged ? this.bridges.get(row.id) : row)?.step ?? 0;
   }
 
   take(list, page) {
@@ -72,7 +89,7 @@ export class Rows {
     const lanes = new Lanes();
     for (const row of this.list) {
       const foreign = !row.damaged && row.parent_session !== null && row.parent_session !== row.session;
-      const parent = row.damaged || foreign ? null : row.ancestor;
+      const parent = foreign ? null : this.ancestorOf(row);
       const place = lanes.row(row.id, parent, this.path.has(row.id));
       if (place.tip) this.tips.push(row.id);
       this.lineOf.set(row.id, this.lines.length);
@@ -89,7 +106,7 @@ export class Rows {
   /** The ids from a checkpoint to its first ancestor, as far as they are known. */
   ancestry(id) {
     const found = new Set();
-    for (let row = this.byId.get(id); row && !found.has(row.id); row = this.byId.get(row.ancestor)) found.add(row.id);
+    for (let row = this.byId.get(id); row && !found.has(row.id); row = this.byId.get(this.ancestorOf(row))) found.add(row.id);
     return found;
   }
 
@@ -123,6 +140,6 @@ export class Rows {
   /** How many steps lie between the head and one of its ancestors; null for what is none. */
   stepsBack(id) {
     if (!this.path.has(id) || !this.byId.has(this.head)) return null;
-    return this.byId.get(this.head).step - this.byId.get(id).step;
+    return this.stepOf(this.byId.get(this.head)) - this.stepOf(this.byId.get(id));
   }
 }
