@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+
+from holdfast.runs.messages import PLACES
 
 STATIC = Path(str(files("holdfast.web") / "static"))
 MODULES = sorted(STATIC.glob("*.js"))
@@ -65,3 +68,10 @@ def test_the_page_has_no_script_or_style_of_its_own() -> None:
     assert not re.search(r"\son\w+=|style=|<style|<script(?![^>]*\ssrc=)", page)
     for address in re.findall(r'(?:src|href)="([^"]*)"', page):
         assert (STATIC.parent / address).is_file()
+
+
+def test_the_page_looks_for_conversations_where_the_library_does() -> None:
+    source = (STATIC / "conversation.js").read_text()
+    told = re.search(r"^export const CONVERSATION_PLACES = (.*);$", source, re.MULTILINE)
+    assert told is not None
+    assert tuple(map(tuple, json.loads(told[1]))) == PLACES

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 MARK = "[holdfast] interrupted: no result of this call was recorded"
 """What a result says that was made up, so that a conversation can go on."""
 
+PLACES = (
+    ("messages",), ("history",), ("conversation",), ("items",), ("input",), ("entries",),
+    ("data", "messages"),
+)  # fmt: skip
+"""Where in a state a conversation lies, the most usual place first: also as adapters store it."""
+
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 _BLANK = (

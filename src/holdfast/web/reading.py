@@ -18,6 +18,7 @@ from holdfast.diff import Change, Diff
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 from holdfast.finding import Query
 from holdfast.model import STATUSES
+from holdfast.runs.messages import PLACES
 from holdfast.web import damage
 from holdfast.web.folding import fold
 from holdfast.web.rows import ROW, fitting, row
@@ -35,7 +36,6 @@ _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
 _POINTS = 400
 _CHANGES = 2_000
-_CONVERSATIONS = ("messages", "history", "conversation", "items", "input")
 
 
 def about(store: Store, asked: Asked) -> Shape:
@@ -165,7 +165,7 @@ def messages(store: Store, asked: Asked) -> Shape:
     limit = asked.number("limit", 50, 200) or 1
     given = asked.maybe("start")
     start = None if given is None else asked.number("start", 0, records.MAX_SEQ)
-    paths = [asked.path()] if asked.maybe("path") else [(name,) for name in _CONVERSATIONS]
+    paths = [asked.path()] if asked.maybe("path") else PLACES
     for path in paths:
         try:
             length, first, found = parts.items(store.backend, of, path, start, limit)

@@ -1,9 +1,9 @@
 // A page without a server: what it would ask for is answered from the data that came with it.
 
 import { Refused, api } from "./api.js";
+import { CONVERSATION_PLACES } from "./conversation.js";
 import { isObject, ownKey, tagged, typeName } from "./values.js";
 
-const LISTS_OF_MESSAGES = ["messages", "history", "conversation", "items", "input"];
 const WITH_ENTRIES = ["list", "dict"];
 
 class Exported {
@@ -107,7 +107,7 @@ class Exported {
   }
 
   messages({ id, path, start, limit = 50 }) {
-    const paths = path ? [path] : LISTS_OF_MESSAGES.map((name) => [name]);
+    const paths = path ? [path] : CONVERSATION_PLACES;
     const state = this.state(id);
     const found = paths.find((steps) => Array.isArray(steps.reduce((at, step) => childAt(at, step), state)));
     if (!found) throw absent("the state has no list of messages");

@@ -59,7 +59,7 @@ export function messageCard({ value, at, index, message = readMessage(value) }, 
   const role = message?.role ?? "value";
   const blocks = message ? message.blocks.filter((block) => !(block.kind === "result" && called.has(block.id))) : [];
   return el("article", { class: STYLED.has(role) ? `message ${role}` : "message" },
-    el("header", {}, el("span", { class: "role" }, role), index !== undefined && el("span", { class: "index" }, index), typeof value?.name === "string" && el("span", { class: "quiet" }, value.name)),
+    el("header", {}, el("span", { class: "role" }, role), index !== undefined && el("span", { class: "index" }, index), message?.name && el("span", { class: "quiet" }, message.name)),
     message ? blocks.map((block) => blockNode(block, at, results)) : valueNode(value, at),
     message && !blocks.length && (others(value).length ? valueNode(Object.fromEntries(others(value)), at) : el("p", { class: "quiet" }, "empty")));
 }
@@ -75,7 +75,7 @@ function blockNode(block, at, results) {
     case "text":
       return typeof block.text === "string" ? textNode(block.text, markdown) : unfolding(block.text, where);
     case "thinking":
-      return el("details", { class: "thinking" }, el("summary", {}, "Thinking"), typeof block.text === "string" ? textNode(block.text) : valueNode(block.text, where));
+      return el("details", { class: "thinking" }, el("summary", {}, block.title ?? "Thinking"), typeof block.text === "string" ? textNode(block.text) : valueNode(block.text, where));
     case "call":
       return callNode(block, where, results);
     case "result":
