@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +25,12 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import holdfast
-from holdfast import ToolCall, Usage, ids, shapes, web
+from holdfast import ToolCall, Usage, finding, ids, shapes, web
 from holdfast.backends.sqlite_reader import SqliteReader
 from holdfast.cli.main import run
 from holdfast.errors import Unavailable
 from holdfast.watching import Watcher
-from holdfast.web import guard, live, serving
+from holdfast.web import guard, live, searching, serving
 from holdfast.web.acting import ACTIONS
 from holdfast.web.folding import LONGEST, fold
 from holdfast.web.reading import READS
@@ -478,12 +479,62 @@ def test_search(store, trip, ask):
     for pair, count in (("user=u1", 1), ("floor=2", 1), ("floor=3", 0), ("floor='2'", 0)):
         assert len(ask("search", meta=pair)["items"]) == count
     assert ask("search", 400, meta="user")
+    told = ask("search", mark="U1")
+    assert [each["excerpt"] for each in told["found"].values()] == ["user: u1"]
     trip.save({}, label="Half a Label", meta={"deep": [{"Who": "somebody"}]})
     for part, count in (
         ("a lab", 1), ("HEA", 1), ("u1", 1), ("who", 1), ("MEbod", 1), ("message", 0), ("AS", 1),
     ):  # fmt: skip
         assert len(ask("search", mark=part)["items"]) == count, part
     assert [c["label"] for c in ask("search", mark="AS", tag="nobody")["items"]] == []
+
+
+def test_a_search_tells_who_brought_a_text_and_shows_it(store, trip, ask):
+    *_, first = (c for c in store.find(text="message 1") if c.session == "trip")
+    told = ask("search", text="message 1", fold=1)
+    assert [c["id"] for c in told["items"]] == [first.id]
+    found = told["found"][first.id]
+    assert (found["excerpt"], found["count"]) == (
+        "message 1",
+        len(list(store.find(text="message 1"))),
+    )
+    assert told["next"] is None
+    long = "x" * 500 + "needle" + "y" * 500
+    store.session("long").save({"deep": {"log": [f"line {n}" for n in range(500)], "at": [long]}})
+    [shown] = ask("search", text="needle", fold=1)["found"].values()
+    assert re.fullmatch(r"…x{40}needley{114}…", shown["excerpt"])
+    store.session("long").patch(set={"deep": {}})
+    store.session("long").patch(set={"again": "needle"})
+    assert [found["count"] for found in ask("search", text="needle", fold=1)["found"].values()] == [
+        1,
+        1,
+    ]
+
+
+def test_a_search_ends_when_nobody_waits_for_it(store):
+    session = store.session("long")
+    for n in range(40):
+        session.save({"log": [f"line {n} {m}" for m in range(200)]})
+    asked: list[int] = []
+
+    def stopped() -> bool:
+        asked.append(1)
+        return len(asked) > 10
+
+    assert list(finding.hits(store.backend, finding.Query(text="nowhere"), stopped=stopped)) == []
+    assert len(asked) < 20
+
+    async def left() -> bool:
+        gone = threading.Event()
+        messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
+
+        async def receive() -> dict[str, str]:
+            return next(messages)
+
+        await searching._left(Mock(receive=receive), gone)
+        return gone.is_set()
+
+    assert asyncio.run(left())
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -48,7 +48,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "session seq", "integrity"),
     "search": (
         "Checkpoints that match, the newest first", "",
-        "agent status trigger tag label mark meta text before limit", "page of checkpoint",
+        "agent status trigger tag label mark meta text before limit fold", "found",
     ),
 }  # fmt: skip
 _ACTIONS: dict[str, tuple[str, str, str, str]] = {
@@ -168,6 +168,7 @@ def _answers() -> Schema:
     entry = {"kind": _TEXT, "size": whole, "length": _maybe(whole)}
     point = _object(id=_TEXT, step=whole, tokens=whole, cost={"type": "number"}, size=whole)
     link = _object(id=_TEXT, damaged=maybe)
+    hit = _object(excerpt=maybe, count=whole, newest=_TEXT)
     bridge = _object(id=_TEXT, step=whole, ancestor=maybe)
     known = _object(
         step=_maybe(whole), label=maybe, tags=_list(_TEXT), ancestor=maybe, child=maybe,
@@ -181,7 +182,10 @@ def _answers() -> Schema:
             version=_TEXT, store=maybe, read_only={"type": "boolean"}, statuses=_list(_TEXT),
         ),
         "page_of_session": _object(items=_list(_ref("session")), next=maybe),
-        "page_of_checkpoint": _object(items=_list(_ref("checkpoint")), next=maybe),
+        "found": _object(
+            items=_list(_ref("checkpoint")), next=maybe,
+            found={"type": "object", "additionalProperties": hit},
+        ),
         "log": _object(
             items=_list(_ref("log line")), next=_maybe(whole), head=maybe, count=whole,
             bridges={"type": "object", "additionalProperties": bridge},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
@@ -23,7 +24,7 @@ from holdfast.model import STATUSES, Checkpoint
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from holdfast.backends.base import Backend, Reader
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _PAGE = 128
 _PROBE = 256
 """How far the index is looked at to find out which of several filters is the narrowest."""
+_LEAD, _EXCERPT = 40, 160
+"""Characters of an excerpt before what was found, and in all."""
 _LOWEST, _HIGHEST = b"", b"\xff" * (ids.BYTES + 1)
 
 
@@ -122,8 +125,25 @@ def find(
     query.check()
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"limit must be a number from 0 on, not {limit!r}")
-    search = _Search(backend, query)
-    return search.run(before, limit)
+    return (hit.checkpoint for hit in islice(_Search(backend, query).run(before), limit))
+
+
+class Hit(NamedTuple):
+    """A checkpoint that was found, and the text around what was looked for, if that was text."""
+
+    checkpoint: Checkpoint
+    excerpt: str | None
+
+
+def hits(
+    backend: Backend,
+    query: Query,
+    before: str | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Hit]:
+    """What find() finds. It ends early once `stopped`, which is asked again and again."""
+    query.check()
+    return _Search(backend, query, stopped).run(before)
 
 
 class Cursor(NamedTuple):
@@ -134,24 +154,24 @@ class Cursor(NamedTuple):
 
 
 class _Search:
-    def __init__(self, backend: Backend, query: Query) -> None:
-        self._backend, self._query = backend, query
-        self._text = _Text(query.text) if query.text is not None else None
+    def __init__(
+        self, backend: Backend, query: Query, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._backend, self._query, self._stopped = backend, query, stopped
+        self._text = _Text(query.text, stopped) if query.text is not None else None
         self._facet: tuple[int, bytes] | None = None
 
-    def run(self, before: str | None, limit: int | None) -> Iterator[Checkpoint]:
+    def run(self, before: str | None) -> Iterator[Hit]:
         cursor = None if before is None else self._cursor(before)
         self._facet = self._narrowest(cursor)
-        given = 0
-        while limit is None or given < limit:
+        while not self._stopped():
             with self._backend.reader() as reader:
                 places, cursor = self._page(reader, cursor)
-                found = [c for place in places if (c := self._match(reader, place)) is not None]
-            for checkpoint in found:
-                if given == limit:
+                try:
+                    found = [hit for place in places if (hit := self._match(reader, place))]
+                except _Stopped:
                     return
-                given += 1
-                yield checkpoint
+            yield from found
             if cursor is None:
                 return
 
@@ -218,7 +238,7 @@ class _Search:
                 high -= _PAGE
         return [], None
 
-    def _match(self, reader: Reader, place: Place) -> Checkpoint | None:
+    def _match(self, reader: Reader, place: Place) -> Hit | None:
         if lineage.is_buried(reader, place):
             return None
         try:
@@ -228,21 +248,31 @@ class _Search:
                 if checkpoint.damaged and self._query.may_match(checkpoint):
                     raise Corrupt(checkpoint.damaged)
                 return None
+            excerpt = None
             if self._text is not None:
-                source = StoredSource(self._backend, reader)
-                if not self._text.within(row.node(), source):
+                source, node = StoredSource(self._backend, reader), row.node()
+                if not self._text.within(node, source):
                     return None
+                excerpt = self._text.excerpt(node)
         except UNREADABLE as e:
             logger.warning("a search left out checkpoint %d of a session: %s", place.seq, e.message)
             return None
-        return checkpoint
+        return Hit(checkpoint, excerpt)
+
+
+class _Stopped(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class _Text:
     """Looks for text in states. Each stored item is looked at once, however many states hold it."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, stopped: Callable[[], bool]) -> None:
+        self._text, self._stopped = text, stopped
+        self._found = ""
+        """Around the text, where it was last seen."""
+        self._said: dict[bytes | tuple[int, int], str] = {}
+        """The same, by the hash of a value or the place of an item."""
         self._bytes = records.encode_name(text)
         self._done: dict[int, Spans] = {}
         self._hits: dict[int, Spans] = {}
@@ -253,16 +283,37 @@ class _Text:
             return self._in_bytes(node.flat)
         if isinstance(node, Blob):
             if node.hash not in self._blobs:
-                self._blobs[node.hash] = self._in_bytes(source.blob(node.hash, node.size))
+                self._know(node.hash, self._in_bytes(source.blob(node.hash, node.size)))
             return self._blobs[node.hash]
         if isinstance(node, Struct):
             keys = any(self._in_bytes(key) for key in node.keys)
             return keys or any(self.within(child, source) for child in node.children)
         if node.kind == RAW:
             if node.hash not in self._blobs:
-                self._blobs[node.hash] = self._in_bytes(ropes.flatten(node, source))
+                self._know(node.hash, self._in_bytes(ropes.flatten(node, source)))
             return self._blobs[node.hash]
         return any(self._in_items(node, extent, source) for extent in node.extents)
+
+    def _know(self, hash: bytes, found: bool) -> None:  # noqa: FBT001
+        self._blobs[hash] = found
+        if found:
+            self._said[hash] = self._found
+
+    def excerpt(self, node: Node) -> str | None:
+        """The text around the first hit in a state that was looked through."""
+        if isinstance(node, Leaf):
+            return self._found if self._in_bytes(node.flat) else None
+        if isinstance(node, Struct):
+            if any(self._in_bytes(key) for key in node.keys):
+                return self._found
+            return next((e for child in node.children if (e := self.excerpt(child))), None)
+        if isinstance(node, Blob) or node.kind == RAW:
+            return self._said.get(node.hash)
+        for stream, first, count in node.extents:
+            if stream in self._hits:
+                for low, _ in self._hits[stream].within(first, first + count):
+                    return self._said[stream, low]
+        return None
 
     def _in_items(self, rope: Rope, extent: tuple[int, int, int], source: StoredSource) -> bool:
         stream, first, count = extent
@@ -275,8 +326,11 @@ class _Text:
                 for end in piece.ends:
                     item = piece.data[begin : end - piece.base]
                     begin = end - piece.base
+                    if self._stopped():
+                        raise _Stopped
                     if self._in_item(rope, item, piece.refs, source):
                         hits.add(at, at + 1)
+                        self._said[stream, at] = self._found
                     at += 1
                     done.add(at - 1, at)
         return bool(hits.within(first, first + count))
@@ -293,9 +347,18 @@ class _Text:
 
     def _in_value(self, value: Any) -> bool:
         if isinstance(value, str):
-            return self._text in value
+            at = value.find(self._text)
+            if at >= 0:
+                self._found = _around(value, at, len(self._text))
+            return at >= 0
         if isinstance(value, dict):
             return any(self._in_value(k) or self._in_value(v) for k, v in value.items())
         if isinstance(value, list | tuple | set | frozenset):
             return any(self._in_value(v) for v in value)
         return False
+
+
+def _around(value: str, at: int, length: int) -> str:
+    begin = max(at - _LEAD, 0)
+    end = max(begin + _EXCERPT, at + min(length, 2 * _EXCERPT))
+    return ("…" if begin else "") + value[begin:end] + ("…" if end < len(value) else "")

@@ -13,6 +13,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.web import searching
 from holdfast.web.acting import ACTIONS
 from holdfast.web.asking import Answer, Asked, answering, refused
 from holdfast.web.guard import Guard
@@ -50,6 +51,7 @@ def app(
     made = Starlette(
         routes=[
             Route("/", _page),
+            Route("/api/search", searching.endpoint),
             *[Route(f"/api/{name}", answering(read)) for name, read in READS.items()],
             Route("/api/events", events),
             Route("/api/openapi.json", _description),

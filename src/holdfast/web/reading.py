@@ -16,16 +16,16 @@ from holdfast.codec import records
 from holdfast.compare import compare
 from holdfast.diff import Change, Diff
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
-from holdfast.finding import Query
 from holdfast.model import STATUSES
 from holdfast.runs.messages import PLACES
 from holdfast.web import damage
 from holdfast.web.folding import fold
 from holdfast.web.rows import ROW, fitting, row
+from holdfast.web.searching import search
 from holdfast.web.undoing import undoable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from holdfast import Checkpoint, Session, Store
     from holdfast.parts import Part
@@ -319,40 +319,6 @@ def _link(c: Checkpoint) -> Shape:
     if c.damaged is None:
         shown |= {"step": c.step, "hash": c.hash, "session": c.session}
     return shown
-
-
-def search(store: Store, asked: Asked) -> Shape:
-    """Checkpoints by text, marks and meta, the newest first; `before` goes on behind that id."""
-    limit = asked.number("limit", 30, 100) or 1
-    query: dict[str, Any] = {
-        name: asked.maybe(name) for name in ("agent", "status", "trigger", "tag", "label", "text")
-    }
-    query["meta"] = asked.pair("meta")
-    Query(**query).check()
-    wanted = (asked.maybe("mark") or "").casefold()
-    hits = store.find(**query, before=asked.maybe("before"))
-    found = list(islice((c for c in hits if not wanted or _is_marked(c, wanted)), limit + 1))
-    items = fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
-    return {"items": items, "next": items[-1]["id"] if len(items) < len(found) else None}
-
-
-def _is_marked(c: Checkpoint, wanted: str) -> bool:
-    """Whether its label, a tag or its metadata have this text, whatever their case."""
-    if c.damaged is not None:
-        return False
-    return any(wanted in text.casefold() for text in _texts([c.label or "", *c.tags, c.meta]))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _texts(key)
-            yield from _texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-    else:
-        yield str(value)
 
 
 READS: dict[str, Callable[[Store, Asked], Any]] = {

@@ -178,17 +178,38 @@ class Exported {
     };
   }
 
-  search({ label, tag, text, mark, meta, agent, status, limit = 30 }) {
+  search({ label, tag, text, mark, meta, agent, status, fold, limit = 30 }) {
     const [, key, wanted] = /^([^=]+)=(.*)$/s.exec(meta ?? "") ?? [];
     const holds = (row) => !row.damaged && (!key || holdsPair(row.meta, key, wanted)) && (!mark || isMarked(row, mark)) && (!label || row.label === label) && (!tag || row.tags.includes(tag))
       && (!agent || row.agent === agent) && (!status || row.status === status)
       && (!text || (row.id in this.data.states && JSON.stringify(this.state(row.id)).includes(JSON.stringify(text).slice(1, -1))));
-    const items = [];
+    const items = [], found = {}, open = new Map();
     for (const row of [...this.known.values()].sort((a, b) => (a.id < b.id ? 1 : -1))) {
-      if (items.length < limit && holds(row)) items.push(row);
+      if (!holds(row)) continue;
+      const line = fold ? open.get(row.id) : undefined;
+      if (line === undefined && items.length === limit) break;
+      if (line !== undefined) items.splice(items.indexOf(line), 1, row);
+      else items.push(row);
+      const count = (line === undefined ? 0 : found[line.id].count) + 1;
+      found[row.id] = { excerpt: text ? excerptOf(this.state(row.id), text) : mark ? row.label : null, count, newest: row.id };
+      open.set(row.ancestor, row);
     }
-    return { items, next: null };
+    return { items, found, next: null };
   }
+}
+
+/** The text around the first place in a value that has it; null if none has. */
+function excerptOf(value, text) {
+  if (typeof value === "string") {
+    const at = value.indexOf(text);
+    return at < 0 ? null : value.slice(Math.max(at - 40, 0), at + 120);
+  }
+  if (typeof value !== "object" || value === null) return null;
+  for (const [key, each] of Object.entries(value)) {
+    const found = excerptOf(each, text) ?? (Array.isArray(value) ? null : excerptOf(key, text));
+    if (found !== null) return found;
+  }
+  return null;
 }
 
 /** Whether its label, a tag or its metadata have this text, whatever their case. */

@@ -3,11 +3,11 @@
 import { api } from "./api.js";
 import { el, put } from "./dom.js";
 import { icon } from "./icons.js";
+import { searchCheckpoints } from "./search.js";
 import { addressOf, go, view } from "./view.js";
-import { ageNode, grouped, plural, shortId, spent, statusWord, titleOf } from "./words.js";
+import { ageNode, grouped, plural, spent, statusWord } from "./words.js";
 
 const PAGE = 200;
-const FOUND = 12;
 const FILTERS = ["text", "status", "agent", "tag"];
 
 export class Sessions {
@@ -176,44 +176,13 @@ export class Sessions {
     this.askTotals();
   }
 
-  /** Checkpoints whose label, tags, metadata or state have the text, or whose metadata has key=value. */
   async search() {
     this.searching?.abort();
-    const text = view.text?.trim();
-    this.found.hidden = !text;
-    if (!text) return;
-    const { signal } = (this.searching = new AbortController());
-    const ask = (query) => api.get("search", { ...query, status: view.status, agent: view.agent, tag: view.tag, limit: FOUND }, signal);
-    this.drawFound([], "Searching…");
-    try {
-      const said = ask({ text });
-      said.catch(() => {}); // whoever waits for it below is told
-      const marked = [{ mark: text }, ...(/^[^=]+=/.test(text) ? [{ meta: text }] : [])];
-      const marks = await Promise.all(marked.map(ask));
-      this.drawFound(marks, "Searching the messages…");
-      this.drawFound([...marks, await said]);
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      put(this.found, el("p", { class: "bad", role: "status" }, error.message));
-    }
+    this.found.hidden = !view.text?.trim();
+    if (this.found.hidden) return;
+    this.searching = new AbortController();
+    await searchCheckpoints(this.found, view, this.searching.signal);
   }
-
-  /** Marks are found at once; messages take as long as there are some to look through. */
-  drawFound(pages, searching = null) {
-    const hits = new Map(pages.flatMap((page) => page.items).map((row) => [row.id, row]));
-    const more = pages.some((page) => page.next !== null) || hits.size > FOUND;
-    const word = searching ?? (hits.size === 0 ? "No label, tag, metadata or message has this text." : more ? "The newest of more." : null);
-    put(this.found, el("h2", {}, "Checkpoints"),
-      el("ul", {}, [...hits.values()].slice(0, FOUND).map(foundRow)),
-      word && el("p", { class: "quiet", role: "status" }, word));
-  }
-}
-
-function foundRow(row) {
-  const where = addressOf({ session: row.session, id: row.id, other: null, pane: "detail" });
-  return el("li", {}, el("a", { href: where, class: "hit" },
-    el("span", { class: "name" }, titleOf(row)),
-    el("span", { class: "quiet" }, row.damaged ? row.damaged : `${row.session} · step ${row.step} · ${shortId(row.id)}`)));
 }
 
 function activity(item) {
