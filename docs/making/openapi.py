@@ -195,6 +195,7 @@ def _answers() -> Schema:
         "changes": _object(**{"from": maybe}, changes=_list(_ref("change"))),
         "diff": _object(
             a=_ref("checkpoint"), b=_ref("checkpoint"), ancestor=maybe, steps=_ref("ways"),
+            ways=_object(a=_list(_ref("checkpoint")), b=_list(_ref("checkpoint"))),
             usage=_ref("costs"), changes=_list(_ref("change")),
         ),
         "blame": _object(checkpoint=_ref("checkpoint"), after={}),

@@ -326,7 +326,16 @@ def test_compare_two_checkpoints(store: holdfast.Store, look: Look) -> None:
     compare = viewer.find(".compare")
     expect(compare.locator(".heads")).to_contain_text("2 steps since they parted: –")
     expect(compare.locator(".heads")).to_contain_text("3 steps since they parted: 12k tok · $0.6")
-    expect(compare.locator(".parting")).to_contain_text("+12k tokens and +$0.6 against A")
+    expect(compare.locator(".parting")).to_contain_text(
+        "B used 12k tokens more than A, and cost $0.60 more"
+    )
+    ways = compare.locator(".heads .side")
+    expect(ways.first.locator("li")).to_contain_text(["done", "steered"])
+    expect(ways.last.locator("li .step")).to_have_text(["6", "5", "4"])
+    viewer.page.get_by_role("button", name="Swap").click()
+    expect(compare.locator(".parting")).to_contain_text("12k tokens less than A, and cost $0.60 less")
+    viewer.page.go_back()
+    expect(compare.locator(".parting")).to_contain_text("12k tokens more")
     edited = compare.locator(".change", has_text="state.messages[0].content")
     expect(edited.locator(".before del")).to_have_text(["four", "Porto"])
     expect(edited.locator(".after ins")).to_have_text(["three", "Lisbon"])

@@ -8,7 +8,7 @@ a whole value.
 from __future__ import annotations
 
 import os
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__, lineage, parts, shapes
@@ -36,6 +36,7 @@ _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
 _POINTS = 400
 _CHANGES = 2_000
+_WAY = 100
 
 
 def about(store: Store, asked: Asked) -> Shape:
@@ -201,14 +202,22 @@ def changes(store: Store, asked: Asked) -> Shape:
 def diff(store: Store, asked: Asked) -> Shape:
     a, b = asked.checkpoint(store, "a"), asked.checkpoint(store, "b")
     found = compare(store.backend, a, b)
+    ancestor = None if found.ancestor is None else found.ancestor.id
     return {
         "a": row(shapes.checkpoint(a)),
         "b": row(shapes.checkpoint(b)),
-        "ancestor": None if found.ancestor is None else found.ancestor.id,
+        "ancestor": ancestor,
+        "ways": {"a": _way(store, a, ancestor), "b": _way(store, b, ancestor)},
         "steps": {"a": found.to_a.steps, "b": found.to_b.steps},
         "usage": {"a": shapes.usage(found.to_a.usage), "b": shapes.usage(found.to_b.usage)},
         "changes": _folded(shapes.changes(found.changes)),
     }
+
+
+def _way(store: Store, end: Checkpoint, ancestor: str | None) -> list[Shape]:
+    """The checkpoints from `end` back to where the two parted, the newest of them if many."""
+    way = takewhile(lambda c: c.id != ancestor, store.session(end.session).history(end.id))
+    return fitting([row(shapes.checkpoint(c)) for c in islice(way, _WAY)], _ANSWER // 4)
 
 
 def _folded(told: list[Shape]) -> list[Shape]:

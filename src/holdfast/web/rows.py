@@ -26,9 +26,9 @@ def row(shown: Shape) -> Shape:
     return shown
 
 
-def fitting(rows: list[Shape]) -> list[Shape]:
+def fitting(rows: list[Shape], most: int = _LIST) -> list[Shape]:
     """As many as one answer may hold, and one at least."""
-    left = _LIST
+    left = most
     for n, each in enumerate(rows):
         left -= len(shapes.dumps(each).encode())
         if n and left < 0:

@@ -132,6 +132,7 @@ class Exported {
     const changes = [...differences(this.state(a), this.state(b), [])];
     return {
       a: this.checkpoint({ id: a }), b: this.checkpoint({ id: b }), ancestor: meeting?.id ?? null, changes,
+      ways: { a: way(left).slice(0, 100), b: way(right).slice(0, 100) },
       steps: { a: way(left).length, b: way(right).length }, usage: { a: cost(way(left)), b: cost(way(right)) },
     };
   }

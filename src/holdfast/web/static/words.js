@@ -26,8 +26,8 @@ export function compact(number) {
 
 export function money(cost) {
   if (!cost) return "$0";
-  if (Math.abs(cost) >= 1) return `$${cost.toFixed(2)}`;
-  return `$${Number(cost.toPrecision(2))}`;
+  if (Math.abs(cost) >= 0.1) return `$${cost.toFixed(2)}`;
+  return `$${Number(cost.toPrecision(2))}`; // fractions of a cent are what single steps cost
 }
 
 /** Tokens and cost, or a dash for nothing. */
