@@ -128,6 +128,11 @@ def test_without_the_token_nothing_is_told(store, trip):
             assert answer.status_code == 401, (path, headers)
             assert "trip" not in answer.text
     assert asking.get("/?token=wrong").status_code == 401
+    page = asking.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert (page.status_code, page.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert "holdfast serve" in page.text
+    assert page.headers["content-security-policy"] == guard.POLICY
+    assert asking.get("/api/about", headers={"Accept": "text/html"}).json()["error"] == "NoToken"
     assert asking.post(f"/api/undo?token={TOKEN}", json={"session": "trip"}).status_code == 401
     assert asking.get("/api/about", headers=BEARER).status_code == 200
 
@@ -381,6 +386,15 @@ def test_what_changed(store, trip, ask):
     assert (blame["checkpoint"]["id"], blame["before"], blame["after"]) == (c.id, 900, 400)
     ask("blame", 400, id=c.id)
     ask("blame", 404, id=c.id, path="plan.nothing")
+
+
+def test_the_way_between_two_checkpoints(store, trip, ask):
+    line = [c.id for c in trip.history()]
+    told = ask("way", id=line[0], until=line[2])
+    assert ([c["id"] for c in told["items"]], told["more"]) == (line[:2], False)
+    told = ask("way", id=line[0], limit=1)
+    assert ([c["id"] for c in told["items"]], told["more"]) == (line[:1], True)
+    assert len(ask("way", id=line[0])["items"]) == len(line)
 
 
 def test_what_it_cost(store, trip, ask):

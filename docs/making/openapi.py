@@ -40,6 +40,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "messages": ("Some items of a list in a state", "id", "path start limit", "messages"),
     "changes": ("What a checkpoint has changed", "id", "", "changes"),
     "diff": ("Two checkpoints held against each other", "a b", "", "diff"),
+    "way": ("A checkpoint and its ancestors", "id", "until limit", "way"),
     "blame": ("Where a value last changed", "id path", "", "blame"),
     "chart": ("Tokens, cost and size, step by step", "session", "id", "chart"),
     "run": ("Calls of a session's runs, and what is open", "session", "start limit", "journal"),
@@ -181,7 +182,10 @@ def _answers() -> Schema:
         "about": _object(
             version=_TEXT, store=maybe, read_only={"type": "boolean"}, statuses=_list(_TEXT),
         ),
-        "page_of_session": _object(items=_list(_ref("session")), next=maybe),
+        "page_of_session": _object(
+            items=_list(_ref("session")), next=maybe,
+            left={"type": "object", "additionalProperties": {"enum": ["abandoned", "in doubt"]}},
+        ),
         "found": _object(
             items=_list(_ref("checkpoint")), next=maybe,
             found={"type": "object", "additionalProperties": hit},
@@ -195,9 +199,9 @@ def _answers() -> Schema:
         "changes": _object(**{"from": maybe}, changes=_list(_ref("change"))),
         "diff": _object(
             a=_ref("checkpoint"), b=_ref("checkpoint"), ancestor=maybe, steps=_ref("ways"),
-            ways=_object(a=_list(_ref("checkpoint")), b=_list(_ref("checkpoint"))),
             usage=_ref("costs"), changes=_list(_ref("change")),
         ),
+        "way": _object(items=_list(_ref("checkpoint")), more={"type": "boolean"}),
         "blame": _object(checkpoint=_ref("checkpoint"), after={}),
         "chart": _object(points=_list(point)),
         "journal": _object(

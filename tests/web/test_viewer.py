@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -54,8 +56,43 @@ def test_a_link_on_another_site_leads_to_it(store: holdfast.Store, browser: Brow
 def test_an_empty_store_says_so(store: holdfast.Store, look: Look) -> None:
     viewer = look(store)
     expect(viewer.find(".sessions .empty")).to_contain_text("no session yet")
+    expect(viewer.find(".stage")).to_contain_text("The first save of an agent appears by itself.")
     store.session("first").save({"n": 1})
     expect(viewer.find(".session")).to_contain_text("first")
+    expect(viewer.find(".stage")).to_contain_text("Choose one of the list.")
+
+
+def test_a_run_that_died_is_not_shown_as_at_work(store: holdfast.Store, look: Look) -> None:
+    worlds.in_doubt(store)
+    with store.session("works").run(state={}):
+        viewer = look(store)
+        dot = viewer.find("li[data-name=hotel] .dot")
+        expect(dot).to_have_class("dot left")
+        expect(dot).to_have_attribute("aria-label", re.compile("in doubt"))
+        working = viewer.find("li[data-name=works] .dot")
+        expect(working).to_have_class("dot in_progress")
+        colour = "dot => getComputedStyle(dot).backgroundColor"
+        assert dot.evaluate(colour) != working.evaluate(colour)
+
+
+def test_what_can_be_filtered_by_is_suggested(store: holdfast.Store, look: Look) -> None:
+    worlds.trip(store)
+    store.session("other", agent="else").save({}, tags=["kept"])
+    viewer = look(store)
+    expect(viewer.find("#known-agents option")).to_have_count(2)
+    values = "options => options.map(option => option.value)"
+    assert viewer.find("#known-agents option").evaluate_all(values) == ["else", "planner"]
+    assert viewer.find("#known-tags option").evaluate_all(values) == ["kept"]
+    expect(viewer.find("input[aria-label=Tag]")).to_have_attribute("list", "known-tags")
+
+
+def test_a_fork_is_called_by_what_its_name_adds(store: holdfast.Store, look: Look) -> None:
+    session = worlds.trip(store)
+    for name in ("trip-b", "trip-", "elsewhere"):
+        session.fork(name, "done")
+    viewer = look(store, "s=trip")
+    names = viewer.find(".detail-head .chip")
+    expect(names).to_have_text(["b", "trip-", "elsewhere"])
 
 
 def test_who_chooses_a_session_while_it_loads_waits_for_it(
@@ -333,7 +370,9 @@ def test_compare_two_checkpoints(store: holdfast.Store, look: Look) -> None:
     expect(ways.first.locator("li")).to_contain_text(["done", "steered"])
     expect(ways.last.locator("li .step")).to_have_text(["6", "5", "4"])
     viewer.page.get_by_role("button", name="Swap").click()
-    expect(compare.locator(".parting")).to_contain_text("12k tokens less than A, and cost $0.60 less")
+    expect(compare.locator(".parting")).to_contain_text(
+        "12k tokens less than A, and cost $0.60 less"
+    )
     viewer.page.go_back()
     expect(compare.locator(".parting")).to_contain_text("12k tokens more")
     edited = compare.locator(".change", has_text="state.messages[0].content")

@@ -41,6 +41,22 @@ HEADERS = {
 }
 
 
+_DOOR = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>holdfast</title></head>
+<body>
+<h1>holdfast</h1>
+<p>This viewer needs its token. Open the address that <code>holdfast serve</code> has printed: it
+ends with <code>?token=…</code>.</p>
+<p>A viewer that was started again has another token, unless it was given one by
+<code>--auth-token</code>.</p>
+</body>
+</html>
+"""
+"""What a person sees who has no token. It tells nothing of the store."""
+
+
 class Guard:
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str]) -> None:
         self._app, self._token, self._hosts = app, token, {host.lower() for host in hosts}
@@ -59,6 +75,8 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope)
+        if answer is not None and answer.status_code == 401 and _wants_page(scope):
+            answer = Response(_DOOR, 401, media_type="text/html")
         await (answer or self._app)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -125,6 +143,13 @@ class Guard:
 def _cookie_of(headers: Headers) -> str:
     """Browsers give the cookies of one port to all others; so its number is in the name."""
     return f"{COOKIE}-{urlsplit('//' + headers.get('host', '')).port or 80}"
+
+
+def _wants_page(scope: Scope) -> bool:
+    """Whether a person looks at it, in a browser."""
+    below = scope["path"].removeprefix(scope.get("root_path", ""))
+    asked = Headers(scope=scope).get("accept", "")
+    return scope["method"] in SAFE and not below.startswith("/api/") and "text/html" in asked
 
 
 def _no(status: int, error: str, message: str) -> Response:

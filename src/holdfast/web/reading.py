@@ -36,7 +36,8 @@ _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
 _POINTS = 400
 _CHANGES = 2_000
-_WAY = 100
+_LEFT = 50
+"""Runs that died whose journals are read for one answer."""
 
 
 def about(store: Store, asked: Asked) -> Shape:
@@ -74,7 +75,20 @@ def sessions(store: Store, asked: Asked) -> Shape:
         if len(page) > limit:
             break
     items = fitting([_slim(shapes.session(info)) for info in page[:limit]])
-    return {"items": items, "next": items[-1]["name"] if len(items) < len(page) else None}
+    return {
+        "items": items,
+        "next": items[-1]["name"] if len(items) < len(page) else None,
+        "left": _left(store, {each["name"] for each in items}),
+    }
+
+
+def _left(store: Store, names: set[str]) -> dict[str, str]:
+    """Which of these sessions have a run that died, and whether a call of it is in doubt."""
+    found = {each.session: "abandoned" for each in store.abandoned() if each.session in names}
+    for name in islice(found, _LEFT):
+        if any(each.state == "in doubt" for each in store.session(name).pending()):
+            found[name] = "in doubt"
+    return found
 
 
 def _slim(shown: Shape) -> Shape:
@@ -202,22 +216,24 @@ def changes(store: Store, asked: Asked) -> Shape:
 def diff(store: Store, asked: Asked) -> Shape:
     a, b = asked.checkpoint(store, "a"), asked.checkpoint(store, "b")
     found = compare(store.backend, a, b)
-    ancestor = None if found.ancestor is None else found.ancestor.id
     return {
         "a": row(shapes.checkpoint(a)),
         "b": row(shapes.checkpoint(b)),
-        "ancestor": ancestor,
-        "ways": {"a": _way(store, a, ancestor), "b": _way(store, b, ancestor)},
+        "ancestor": None if found.ancestor is None else found.ancestor.id,
         "steps": {"a": found.to_a.steps, "b": found.to_b.steps},
         "usage": {"a": shapes.usage(found.to_a.usage), "b": shapes.usage(found.to_b.usage)},
         "changes": _folded(shapes.changes(found.changes)),
     }
 
 
-def _way(store: Store, end: Checkpoint, ancestor: str | None) -> list[Shape]:
-    """The checkpoints from `end` back to where the two parted, the newest of them if many."""
-    way = takewhile(lambda c: c.id != ancestor, store.session(end.session).history(end.id))
-    return fitting([row(shapes.checkpoint(c)) for c in islice(way, _WAY)], _ANSWER // 4)
+def way(store: Store, asked: Asked) -> Shape:
+    """A checkpoint and its ancestors, the newest first, down to `until`, which is left out."""
+    end, until = asked.checkpoint(store), asked.maybe("until")
+    line = takewhile(lambda c: c.id != until, store.session(end.session).history(end.id))
+    limit = asked.number("limit", 100) or 1
+    found = list(islice(line, limit + 1))
+    items = fitting([row(shapes.checkpoint(c)) for c in found[:limit]])
+    return {"items": items, "more": len(items) < len(found)}
 
 
 def _folded(told: list[Shape]) -> list[Shape]:
@@ -333,7 +349,7 @@ def _link(c: Checkpoint) -> Shape:
 READS: dict[str, Callable[[Store, Asked], Any]] = {
     function.__name__: function
     for function in (
-        about, sessions, totals, log, checkpoint, state, value, messages, changes, diff, blame,
-        chart, run, ops, undoable, integrity, search,
+        about, sessions, totals, log, checkpoint, state, value, messages, changes, diff, way,
+        blame,        chart, run, ops, undoable, integrity, search,
     )
 }  # fmt: skip

@@ -26,9 +26,9 @@ def row(shown: Shape) -> Shape:
     return shown
 
 
-def fitting(rows: list[Shape], most: int = _LIST) -> list[Shape]:
+def fitting(rows: list[Shape]) -> list[Shape]:
     """As many as one answer may hold, and one at least."""
-    left = most
+    left = _LIST
     for n, each in enumerate(rows):
         left -= len(shapes.dumps(each).encode())
         if n and left < 0:

@@ -9,8 +9,8 @@ const TALL = 92;
 const TOP = 10;
 const EDGES = 4;
 const SERIES = [
-  ["tokens", "Tokens, in all", compact, grouped],
-  ["cost", "Cost, in all", money, money],
+  ["tokens", "Tokens so far", compact, grouped],
+  ["cost", "Cost so far", money, money],
   ["size", "Size of the state", bytes, bytes],
 ];
 

@@ -33,6 +33,8 @@ export class Compare {
     put(this.body, el("p", { class: "quiet", role: "status" }, "Comparing…"));
     try {
       const told = await api.get("diff", { a, b });
+      const [ofA, ofB] = await Promise.all([a, b].map((id) => api.get("way", { id, until: told.ancestor })));
+      told.ways = { a: ofA.items, b: ofB.items };
       if (this.asked !== asked) return;
       this.shown = told;
       put(this.body, drawComparison(told));

@@ -23,6 +23,7 @@ export class Desk {
     this.changed = changed;
     this.rows = null;
     this.marked = null;
+    this.vacant = false;
     this.timeline = new Timeline();
     this.timeline.onError = failed;
     this.detail = new Detail();
@@ -61,12 +62,19 @@ export class Desk {
     }
   }
 
+  /** Whether the store has no session at all. */
+  tellVacant(vacant) {
+    if (this.vacant === vacant) return;
+    this.vacant = vacant;
+    if (view.session === null) this.openById();
+  }
+
   /** An address that names a checkpoint alone: its session is looked up. */
   async openById() {
     this.rows = null;
     this.heading();
     this.detail.show(null, this);
-    put(this.stage, emptyTimeline("No session is open", "Choose one at the left."));
+    put(this.stage, this.vacant ? emptyTimeline("Nothing here yet", "The first save of an agent appears by itself.") : emptyTimeline("No session is open", "Choose one of the list."));
     if (view.id === null) return;
     try {
       const { session } = await api.get("checkpoint", { id: view.id });

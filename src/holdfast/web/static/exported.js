@@ -2,9 +2,8 @@
 
 import { Refused, api } from "./api.js";
 import { CONVERSATION_PLACES } from "./conversation.js";
-import { isObject, ownKey, tagged, typeName } from "./values.js";
-
-const WITH_ENTRIES = ["list", "dict"];
+import { childAt, differencesOf, entriesOf, excerptOf, holdsPair, isMarked, sketchOf } from "./inside.js";
+import { isObject } from "./values.js";
 
 class Exported {
   constructor(data) {
@@ -73,7 +72,7 @@ class Exported {
       return (!agent || session.agent === agent) && (!status || head.status === status) && (!label || head.label === label)
         && (!tag || head.tags?.includes(tag)) && (!text || `${session.name} ${session.agent ?? ""}`.toLowerCase().includes(text.toLowerCase()));
     };
-    return { items: this.data.sessions.filter(wanted), next: null };
+    return { items: this.data.sessions.filter(wanted), next: null, left: {} };
   }
 
   totals({ session }) {
@@ -129,12 +128,20 @@ class Exported {
     const cost = (rows) => ({
       tokens: rows.reduce((sum, row) => sum + row.usage.tokens, 0), cost: rows.reduce((sum, row) => sum + row.usage.cost, 0),
     });
-    const changes = [...differences(this.state(a), this.state(b), [])];
+    const changes = differencesOf(this.state(a), this.state(b));
     return {
       a: this.checkpoint({ id: a }), b: this.checkpoint({ id: b }), ancestor: meeting?.id ?? null, changes,
-      ways: { a: way(left).slice(0, 100), b: way(right).slice(0, 100) },
       steps: { a: way(left).length, b: way(right).length }, usage: { a: cost(way(left)), b: cost(way(right)) },
     };
+  }
+
+  way({ id, until, limit = 100 }) {
+    const items = [];
+    for (const row of this.ancestors(id)) {
+      if (row.id === until || items.length === limit) return { items, more: row.id !== until };
+      items.push(row);
+    }
+    return { items, more: false };
   }
 
   blame({ id, path }) {
@@ -199,85 +206,8 @@ class Exported {
   }
 }
 
-/** The text around the first place in a value that has it; null if none has. */
-function excerptOf(value, text) {
-  if (typeof value === "string") {
-    const at = value.indexOf(text);
-    return at < 0 ? null : value.slice(Math.max(at - 40, 0), at + 120);
-  }
-  if (typeof value !== "object" || value === null) return null;
-  for (const [key, each] of Object.entries(value)) {
-    const found = excerptOf(each, text) ?? (Array.isArray(value) ? null : excerptOf(key, text));
-    if (found !== null) return found;
-  }
-  return null;
-}
-
-/** Whether its label, a tag or its metadata have this text, whatever their case. */
-function isMarked({ label, tags, meta }, text) {
-  return JSON.stringify([label, tags, meta]).toLowerCase().includes(JSON.stringify(text).slice(1, -1).toLowerCase());
-}
-
-/** KEY=VALUE, where the value is JSON if it is some, else the text itself. */
-function holdsPair(meta, key, text) {
-  const found = childAt(meta, key);
-  return found === text || JSON.stringify(found) === text;
-}
-
 function absent(message) {
   return new Refused({ error: "NotFound", message, hint: "An exported file holds only the sessions it was made of." }, 404);
-}
-
-/** What is at a key or position of a rendered value; undefined if nothing is. */
-function childAt(value, step) {
-  if (Array.isArray(value)) return Number.isInteger(step) ? value.at(step) : undefined;
-  const tag = tagged(value);
-  if (tag) return entriesOf(value).find(([key]) => key === step)?.[1];
-  if (!isObject(value)) return undefined;
-  const key = String(step).startsWith("$") ? `$${step}` : String(step);
-  return Object.hasOwn(value, key) ? value[key] : undefined;
-}
-
-function entriesOf(value) {
-  if (Array.isArray(value)) return [...value.entries()];
-  const tag = tagged(value);
-  if (tag) return tag[0] === "$dict" ? tag[1] : tag[0] === "$tuple" ? [...tag[1].entries()] : [];
-  return isObject(value) ? Object.entries(value).map(([key, each]) => [ownKey(key), each]) : [];
-}
-
-function sketchOf(value) {
-  const kind = typeName(value), size = JSON.stringify(value)?.length ?? 0;
-  if (WITH_ENTRIES.includes(kind)) return { kind, size, length: entriesOf(value).length };
-  return { kind, size, length: typeof value === "string" ? value.length : null, value };
-}
-
-/** As the library tells them: what is equal at both ends of two lists is left out. */
-function* differences(a, b, path) {
-  if (JSON.stringify(a) === JSON.stringify(b)) return;
-  if (Array.isArray(a) && Array.isArray(b)) {
-    const same = (x, y) => JSON.stringify(x) === JSON.stringify(y);
-    let start = 0, end = 0;
-    const most = Math.min(a.length, b.length);
-    while (start < most && same(a[start], b[start])) start += 1;
-    while (end < most - start && same(a.at(-1 - end), b.at(-1 - end))) end += 1;
-    const [old, fresh] = [a.slice(start, a.length - end), b.slice(start, b.length - end)];
-    for (const [n, item] of fresh.entries()) {
-      if (n < old.length) yield* differences(old[n], item, [...path, start + n]);
-      else yield { kind: "added", path: [...path, start + n], after: item };
-    }
-    for (let n = fresh.length; n < old.length; n += 1) yield { kind: "removed", path: [...path, start + n], before: old[n] };
-    return;
-  }
-  if (typeName(a) === "dict" && typeName(b) === "dict") {
-    const [old, fresh] = [new Map(entriesOf(a)), new Map(entriesOf(b))];
-    for (const [key, before] of old) if (!fresh.has(key)) yield { kind: "removed", path: [...path, key], before };
-    for (const [key, after] of fresh) {
-      if (old.has(key)) yield* differences(old.get(key), after, [...path, key]);
-      else yield { kind: "added", path: [...path, key], after };
-    }
-    return;
-  }
-  yield { kind: "changed", path, before: a, after: b };
 }
 
 function answerFromFile() {

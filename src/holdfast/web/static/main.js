@@ -27,7 +27,7 @@ async function boot() {
     return;
   }
   nameStore(about.store);
-  const sessions = new Sessions(about.statuses, failed);
+  const sessions = new Sessions(about.statuses, failed, (vacant) => desk.tellVacant(vacant));
   const desk = new Desk({ readOnly: about.read_only, changed: () => sessions.refresh() });
   const link = el("span", { class: "link", role: "img" });
   const panes = el("div", { class: "panes" }, sessions.node, desk.node, desk.detail.node, desk.compare.node);

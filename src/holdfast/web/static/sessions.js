@@ -11,9 +11,15 @@ const PAGE = 200;
 const FILTERS = ["text", "status", "agent", "tag"];
 
 export class Sessions {
-  /** @param {string[]} statuses @param {(error: Error) => void} failed */
-  constructor(statuses, failed) {
+  /**
+   * @param {string[]} statuses @param {(error: Error) => void} failed
+   * @param {(vacant: boolean) => void} vacant told whether there is none at all
+   */
+  constructor(statuses, failed, vacant) {
     this.failed = failed;
+    this.vacant = vacant;
+    this.known = { agents: new Set(), tags: new Set() };
+    this.left = {};
     this.items = [];
     this.next = null;
     this.asked = 0;
@@ -26,13 +32,14 @@ export class Sessions {
     });
     const statusNames = statuses.map((status) => el("option", { value: status, selected: view.status === status }, statusWord(status)));
     this.status = el("select", { "aria-label": "Status", onchange: () => go({ status: this.status.value || null }) }, el("option", { value: "" }, "status"), statusNames);
-    this.agent = el("input", { type: "text", placeholder: "agent", "aria-label": "Agent", value: view.agent ?? "", oninput: () => this.typed({ agent: this.agent.value || null }) });
-    this.tag = el("input", { type: "text", placeholder: "tag", "aria-label": "Tag", value: view.tag ?? "", oninput: () => this.typed({ tag: this.tag.value || null }) });
+    this.agent = el("input", { type: "text", placeholder: "agent", "aria-label": "Agent", list: "known-agents", value: view.agent ?? "", oninput: () => this.typed({ agent: this.agent.value || null }) });
+    this.tag = el("input", { type: "text", placeholder: "tag", "aria-label": "Tag", list: "known-tags", value: view.tag ?? "", oninput: () => this.typed({ tag: this.tag.value || null }) });
+    this.suggested = { agents: el("datalist", { id: "known-agents" }), tags: el("datalist", { id: "known-tags" }) };
     this.list = el("ul", { class: "sessions", "aria-label": "Sessions" });
     this.found = el("section", { class: "found", "aria-label": "Checkpoints found", hidden: true });
     this.more = el("button", { type: "button", class: "more", hidden: true, onclick: () => this.page() }, "More sessions");
     this.node = el("nav", { class: "pane sessions-pane", "aria-label": "Sessions" },
-      el("div", { class: "filters" }, this.input, el("div", { class: "facets" }, this.status, this.agent, this.tag)),
+      el("div", { class: "filters" }, this.input, el("div", { class: "facets" }, this.status, this.agent, this.tag), Object.values(this.suggested)),
       el("div", { class: "scroll" }, this.found, this.list, this.more));
     this.seen = new IntersectionObserver((entries) => {
       for (const entry of entries) if (entry.isIntersecting) this.wantTotals(entry.target.dataset.name);
@@ -67,7 +74,9 @@ export class Sessions {
       const limit = Math.max(PAGE, Math.min(this.items.length, 1000));
       const page = await api.get("sessions", { ...this.query(), limit });
       if (asked !== this.asked) return;
-      [this.items, this.next, this.error] = [page.items, page.next, null];
+      [this.items, this.next, this.error, this.left] = [page.items, page.next, null, page.left];
+      this.suggest(page.items);
+      if (!FILTERS.some((name) => view[name])) this.vacant(!page.items.length);
     } catch (error) {
       this.error = error;
     }
@@ -79,11 +88,21 @@ export class Sessions {
     try {
       const page = await api.get("sessions", { ...this.query(), after: this.next, limit: PAGE });
       if (asked !== this.asked) return;
-      [this.items, this.next] = [this.items.concat(page.items), page.next];
+      [this.items, this.next, this.left] = [this.items.concat(page.items), page.next, { ...this.left, ...page.left }];
+      this.suggest(page.items);
       this.draw();
     } catch (error) {
       this.failed(error);
     }
+  }
+
+  /** Agents and tags that were seen are offered where one may type them. */
+  suggest(items) {
+    for (const { agent, head } of items) {
+      if (agent) this.known.agents.add(agent);
+      for (const tag of head?.tags ?? []) this.known.tags.add(tag);
+    }
+    for (const [kind, node] of Object.entries(this.suggested)) put(node, [...this.known[kind]].sort().map((value) => el("option", { value })));
   }
 
   query() {
@@ -131,10 +150,10 @@ export class Sessions {
 
   row(item, depth) {
     const { head } = item;
-    const status = item.damaged || head?.damaged ? "damaged" : head?.status ?? "in_progress";
+    const status = item.damaged || head?.damaged ? "damaged" : this.left[item.name] ?? head?.status ?? "in_progress";
     const current = item.name === view.session;
     const link = el("a", { href: addressOf({ session: item.name, id: null, other: null, pane: "timeline" }), "aria-current": current ? "true" : null, class: "session" },
-      el("span", { class: `dot ${status}`, role: "img", "aria-label": statusWord(status), title: head?.reason ? `${statusWord(status)}: ${head.reason}` : statusWord(status) }),
+      el("span", { class: `dot ${this.left[item.name] ? "left" : status}`, role: "img", "aria-label": statusWord(status), title: head?.reason ? `${statusWord(status)}: ${head.reason}` : statusWord(status) }),
       el("span", { class: "name", title: item.name }, depth > 0 && icon("child", "works for the one above"), item.name),
       el("span", { class: "when" }, head?.created_at ? ageNode(head.created_at) : ""),
       el("span", { class: "facts" },

@@ -168,7 +168,8 @@ export function sessionChip(name, id, title) {
 /** A fork is mostly named after what it comes from: then only what it adds is told. */
 function beside(name) {
   const own = view.session;
-  return own && name.length > own.length && name.startsWith(own) ? `…${name.slice(own.length)}` : name;
+  const added = own && name.startsWith(own) ? name.slice(own.length).replace(/^[\s\-_./:#]+/, "") : "";
+  return added || name;
 }
 
 function usageBar(kind, amount, most, word) {
