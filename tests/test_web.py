@@ -413,6 +413,32 @@ def test_what_it_cost(store, trip, ask):
     assert (points[0]["tokens"], points[-1]["tokens"]) == (1, 900)
 
 
+def test_a_chart_reads_what_is_new(store, ask, monkeypatch):
+    session = store.session("long")
+    for n in range(1200):
+        session.save({"n": n}, usage=Usage(1, 0.5))
+    ask("chart", session="long")
+    read = 0
+    checkpoints = SqliteReader.checkpoints
+
+    def counted(*args: Any) -> Any:
+        nonlocal read
+        rows = checkpoints(*args)
+        read += len(rows)
+        return rows
+
+    monkeypatch.setattr(SqliteReader, "checkpoints", counted)
+    middle = session.get("@~600")
+    session.rewind(middle.id)
+    session.save({}, usage=Usage(7))
+    read = 0
+    points = ask("chart", session="long")["points"]
+    assert (points[-1]["tokens"], points[-1]["cost"]) == (607, 300.0)
+    assert [p["step"] for p in points] == [*range(1, 602)]
+    assert read < 500  # a page of the history, not all of it
+    assert ask("chart", session="long", id=middle.id)["points"] == points[:-1]
+
+
 def test_integrity(store, trip, ask, tmp_path):
     sound = ask("integrity", id=trip.get().id)
     assert sound["problem"] is None

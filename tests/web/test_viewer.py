@@ -472,6 +472,8 @@ def test_twenty_thousand_checkpoints_are_few_rows(memory: Home, look: Look) -> N
         else:
             session.patch(set={"n": n})
     viewer = look(memory.store, "s=long")
+    asked: list[str] = []
+    viewer.page.on("request", lambda r: asked.append(r.url) if "api/log" in r.url else None)
     expect(viewer.find(".timeline-pane h1 + .quiet")).to_have_text("20,000 checkpoints")
     most = 0
     for part in (0.1, 0.5, 0.25, 1):
@@ -483,6 +485,20 @@ def test_twenty_thousand_checkpoints_are_few_rows(memory: Home, look: Look) -> N
         most = max(most, viewer.find(".row").count())
     expect(viewer.row("the very first")).to_be_visible()
     assert 20 < most < 300
+    assert len(asked) < 12  # what lies between was left out, but for a page around each place
+    expect(viewer.find(".row.beside")).to_have_count(0)
+    first = session.get("the very first").id
+    asked.clear()
+    viewer.open(f"s=long&c={first}")
+    expect(viewer.chosen).to_contain_text("the very first")
+    expect(viewer.chosen).to_be_in_viewport()
+    expect(viewer.find(".timeline-pane h1 + .quiet")).to_have_text("20,000 checkpoints")
+    assert len(asked) < 6
+    viewer.press("r")
+    expect(viewer.dialog).to_contain_text("The head moves back 19,999 steps, to step 1.")
+    viewer.press("Escape")
+    viewer.press("ArrowUp", "ArrowUp")
+    expect(viewer.chosen.locator(".step")).to_have_text("3")
     viewer.row("the very first").click()
     expect(viewer.panel).to_contain_text("The first checkpoint")
     viewer.press("h")
@@ -503,6 +519,25 @@ def test_an_address_deep_in_the_past_is_reached(memory: Home, look: Look) -> Non
     expect(viewer.find("h1")).to_have_text("long")
     expect(viewer.chosen).to_contain_text("long ago")
     expect(viewer.chosen).to_be_in_viewport()
+
+
+def test_what_lies_on_branches_is_not_left_out(memory: Home, look: Look) -> None:
+    session = memory.session("long")
+    first = session.save({"log": []}, label="first")
+    for n in range(1200):
+        session.append("log", n)
+    middle = session.append("log", "middle", label="middle")
+    for n in range(1200):
+        session.append("log", n)
+    session.rewind(middle.id)
+    for n in range(1200):
+        session.append("log", n)
+    viewer = look(memory.store, f"s=long&c={first.id}")
+    expect(viewer.chosen).to_contain_text("first")
+    heading = viewer.find(".timeline-pane h1 + .quiet")
+    expect(heading).to_have_text("3,602 checkpoints, 2 branches")
+    viewer.press("r")
+    expect(viewer.dialog).to_contain_text("The head moves back 2,401 steps, to step 1.")
 
 
 # -- a phone ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 from holdfast.model import STATUSES
 from holdfast.runs.messages import PLACES
 from holdfast.web import damage
+from holdfast.web.charting import chart
 from holdfast.web.folding import fold
 from holdfast.web.rows import ROW, fitting, row
 from holdfast.web.searching import search
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _ANSWER = 600_000
 """Characters of values that one answer holds at most."""
-_POINTS = 400
 _CHANGES = 2_000
 _LEFT = 50
 """Runs that died whose journals are read for one answer."""
@@ -262,21 +262,6 @@ def blame(store: Store, asked: Asked) -> Shape:
         except NotFound:
             pass  # it was not there: that is what the shape says
     return shown
-
-
-def chart(store: Store, asked: Asked) -> Shape:
-    """Tokens, cost and size from the first checkpoint to `id`, or to the head: some points."""
-    session = asked.session(store)
-    path = [c for c in session.history(asked.maybe("id")) if c.damaged is None][::-1]
-    tokens, cost, points = 0, 0.0, []
-    every = max(len(path) // _POINTS, 1)
-    for n, c in enumerate(path):
-        tokens, cost = tokens + c.usage.tokens, cost + c.usage.cost
-        if n % every == 0 or n == len(path) - 1:
-            points.append(
-                {"id": c.id, "step": c.step, "tokens": tokens, "cost": cost, "size": c.size}
-            )
-    return {"points": points}
 
 
 def run(store: Store, asked: Asked) -> Shape:

@@ -190,6 +190,7 @@ export class Desk {
     const followed = view.id !== null && view.id === before && rows.head !== before && !view.other;
     if (followed && rows.head) go({ id: rows.head }, { replace: true });
     this.select({ reveal: rows.head !== before && this.selected === rows.head, stale: LIVING.has(view.tab) });
+    if (this.selected && rows.list.length && !rows.byId.has(this.selected)) this.reach().catch(failed);
   }
 
   /** The pane that a narrow screen shows. */

@@ -32,6 +32,16 @@ export class Lanes {
     return { lane: at, branch, tip, joins, through, down: Boolean(parent), hot, width };
   }
 
+  /** Rows are left out, down to this one. */
+  skipTo(id) {
+    for (const lane of this.lanes) if (lane) lane.wants = id;
+  }
+
+  /** How many branches go on below the last row. */
+  get open() {
+    return this.lanes.filter(Boolean).length;
+  }
+
   /** A row below the last one that has no checkpoint: everything passes it by. */
   below(of) {
     const through = this.lanes.flatMap((lane, n) => (lane && n !== of.lane ? [[n, lane.hot]] : []));

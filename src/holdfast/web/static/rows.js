@@ -5,6 +5,8 @@ import { Lanes } from "./lanes.js";
 
 const FIRST_PAGE = 200;
 const NEXT_PAGE = 1000;
+const AROUND_IT = 200;
+const AGAIN = 2000;
 
 export class Rows {
   /** @param {string} session */
@@ -15,6 +17,7 @@ export class Rows {
     this.complete = false;
     this.list = [];
     this.bridges = new Map();
+    this.ranges = [];
     this.loading = null;
     this.arrange();
   }
@@ -22,7 +25,8 @@ export class Rows {
   /** What is new at the top, or with `all` everything that was asked for so far, once more. */
   async refresh({ all = false } = {}) {
     const known = this.list[0]?.seq ?? Infinity, lowest = this.list.at(-1)?.seq ?? Infinity;
-    const reach = all ? lowest : known;
+    // What lies deep down is asked for again when somebody looks there.
+    const reach = all ? Math.max(lowest, known - AGAIN) : known;
     const fresh = [];
     let page, before = null;
     do {
@@ -31,16 +35,17 @@ export class Rows {
       this.bridge(page);
       before = page.next;
     } while (before !== null && before > reach);
-    const below = before === null ? [] : this.list.filter((row) => row.seq < before);
+    const below = before === null || all ? [] : this.list.filter((row) => row.seq < before);
     this.complete = before === null || (this.complete && below.length > 0);
+    const read = [fresh[0]?.seq ?? 0, before ?? 1];
+    this.ranges = joined([read, ...(below.length ? this.ranges : [])]);
     this.take(fresh.concat(below), page);
   }
 
   /** The next page below; one at a time. */
   more() {
     if (this.complete || !this.list.length) return Promise.resolve();
-    this.loading ??= this.nextPage().finally(() => (this.loading = null));
-    return this.loading;
+    return this.once(() => this.nextPage());
   }
 
   async nextPage() {
@@ -48,12 +53,65 @@ export class Rows {
     const page = await api.get("log", { session: this.session, before, limit: NEXT_PAGE });
     this.complete = page.next === null;
     this.bridge(page);
+    this.ranges = joined([...this.ranges, [before, page.next ?? 1]]);
     this.take(this.list.concat(page.items.filter((row) => row.seq < before)), page);
   }
 
-  /** Everything down to a number. */
+  /** So that a number is among them: what lies between is left out if that can be, or all is asked for. */
   async reach(seq) {
-    while (!this.complete && this.list.length && this.list.at(-1).seq > seq) await this.more();
+    if (this.list.length && this.lowest - seq > NEXT_PAGE) await this.leap(seq);
+    while (!this.complete && this.list.length && this.lowest > seq) await this.more();
+  }
+
+  get lowest() {
+    return this.list.at(-1)?.seq ?? Infinity;
+  }
+
+  /** What is missing at a line of the page. */
+  async fillAt(n) {
+    let above = n;
+    while (above > 0 && !this.lines[above]) above -= 1;
+    const seq = Math.max((this.lines[above]?.row.seq ?? this.lowest) - (n - above), 1);
+    const hole = this.ranges.findIndex(([high, low], k) => low > seq && (this.ranges[k + 1]?.[0] ?? -1) >= 0 && this.ranges[k + 1][0] < seq);
+    if (hole >= 0) return this.once(() => this.fillHole(this.ranges[hole][1], this.ranges[hole + 1][0], seq));
+    if (this.lowest - seq > NEXT_PAGE && !this.branched) {
+      await this.once(() => this.leap(seq));
+      if (this.lowest <= seq) return undefined;
+    }
+    return this.more();
+  }
+
+  once(ask) {
+    this.loading ??= ask().finally(() => (this.loading = null));
+    return this.loading;
+  }
+
+  async fillHole(above, below, seq) {
+    const before = Math.min(seq + AROUND_IT, above);
+    const page = await api.get("log", { session: this.session, before, limit: AROUND_IT * 2 });
+    const low = Math.max(page.next ?? 1, below);
+    this.bridge(page);
+    this.ranges = joined([...this.ranges, [before, low]]);
+    const fresh = page.items.filter((row) => row.seq < above && row.seq > below);
+    this.take([...this.list.filter((row) => row.seq >= above), ...fresh, ...this.list.filter((row) => row.seq <= below)], page);
+  }
+
+  /**
+   * The rows around a number far below, without those between. They can be left out if all of them lie on one
+   * line: then as many steps lie between its ends as numbers.
+   */
+  async leap(seq) {
+    const page = await api.get("log", { session: this.session, before: seq + AROUND_IT, limit: AROUND_IT * 2 });
+    const last = this.list.at(-1), first = page.items[0];
+    this.bridge(page);
+    const straight = this.openLanes === 1 && first && last.seq > first.seq && this.stepOf(last) - this.stepOf(first) === last.seq - first.seq;
+    if (!straight) {
+      this.branched = true;
+      return;
+    }
+    this.complete = page.next === null;
+    this.ranges = joined([...this.ranges, [first.seq, page.next ?? 1]]);
+    this.take(this.list.concat(page.items), page);
   }
 
   /** What lies around damaged checkpoints tells where they were. */
@@ -87,7 +145,16 @@ export class Rows {
     this.width = 1;
     this.most = { tokens: 0, cost: 0 };
     const lanes = new Lanes();
+    let range = 0;
+    this.left = 0;
     for (const row of this.list) {
+      while (range < this.ranges.length - 1 && row.seq < this.ranges[range][1] && row.seq <= this.ranges[range + 1][0]) {
+        const left = Math.max(this.ranges[range][1] - this.ranges[range + 1][0] - 1, 0);
+        this.lines.length += left;
+        this.left += left;
+        lanes.skipTo(row.id);
+        range += 1;
+      }
       const foreign = !row.damaged && row.parent_session !== null && row.parent_session !== row.session;
       const parent = foreign ? null : this.ancestorOf(row);
       const place = lanes.row(row.id, parent, this.path.has(row.id));
@@ -101,18 +168,33 @@ export class Rows {
       this.most.tokens = Math.max(this.most.tokens, row.usage.tokens);
       this.most.cost = Math.max(this.most.cost, row.usage.cost);
     }
+    this.openLanes = lanes.open;
+    // As many as there would be lines without those for what was pruned, and for origins.
+    this.spanned = this.list.length + this.left;
   }
 
   /** The ids from a checkpoint to its first ancestor, as far as they are known. */
   ancestry(id) {
     const found = new Set();
-    for (let row = this.byId.get(id); row && !found.has(row.id); row = this.byId.get(this.ancestorOf(row))) found.add(row.id);
+    let row = this.byId.get(id);
+    while (row && !found.has(row.id)) {
+      found.add(row.id);
+      const above = this.ancestorOf(row);
+      row = this.byId.get(above) ?? (above ? this.beyond(row.seq) : null);
+    }
     return found;
+  }
+
+  /** Where a line goes on whose next rows were left out. */
+  beyond(seq) {
+    const n = this.ranges.findIndex(([high, low]) => seq <= high && seq >= low);
+    const next = this.ranges[n + 1];
+    return next && this.list.find((row) => row.seq <= next[0]);
   }
 
   /** How many lines there are, those that were not asked for yet included. */
   get length() {
-    return this.lines.length + (this.complete ? 0 : Math.max(this.count - this.list.length, 0));
+    return this.complete ? this.lines.length : Math.max(this.lines.length, this.lines.length - this.spanned + this.count);
   }
 
   /** Seconds since the parent was taken; null if that is not known. */
@@ -142,4 +224,15 @@ export class Rows {
     if (!this.path.has(id) || !this.byId.has(this.head)) return null;
     return this.stepOf(this.byId.get(this.head)) - this.stepOf(this.byId.get(id));
   }
+}
+
+/** Spans of numbers, [high, low] each, the highest first; those that touch are one. */
+function joined(ranges) {
+  const out = [];
+  for (const [high, low] of [...ranges].sort((a, b) => b[0] - a[0])) {
+    const last = out.at(-1);
+    if (last && high >= last[1] - 1) last[1] = Math.min(last[1], low);
+    else out.push([high, low]);
+  }
+  return out;
 }

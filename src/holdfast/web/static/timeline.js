@@ -88,14 +88,19 @@ export class Timeline {
     const chosen = rows.lineOf.get(this.selected);
     if (this.drawn.has(chosen)) list.setAttribute("aria-activedescendant", `row-${this.selected}`);
     else list.removeAttribute("aria-activedescendant");
-    if (rows.list.length && last > rows.lines.length - AROUND && !rows.complete) this.askMore(rows);
+    if (!rows.list.length) return;
+    let gap = first;
+    while (gap < last && rows.lines[gap]) gap += 1;
+    const end = !rows.complete && last > rows.lines.length - AROUND;
+    if (gap < last) this.askMore(rows, Math.min(gap + Math.floor((last - gap) / 2), rows.length - 1));
+    else if (end) this.askMore(rows, rows.lines.length);
   }
 
-  async askMore(rows) {
+  async askMore(rows, line) {
     if (rows.loading) return;
     const known = rows.list.length;
     try {
-      await rows.more();
+      await rows.fillAt(line);
     } catch (error) {
       this.onError?.(error);
       return;
