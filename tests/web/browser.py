@@ -81,9 +81,9 @@ class Viewer:
     def open(self, hash: str = "") -> Viewer:
         self.page.goto("about:blank")  # so that an address that differs by its hash alone is loaded
         self.page.goto(f"{self.url}#{hash}")
-        self.page.locator(".session, .empty").first.wait_for()
+        self.page.locator(".session, .empty").first.wait_for(state="attached")
         if "s=" in hash:  # keys mean nothing before there is something to step through
-            self.page.locator(".row[role=option], .problem").first.wait_for()
+            self.page.locator(".row[role=option], .problem").first.wait_for(state="attached")
         return self
 
     def press(self, *keys: str) -> None:

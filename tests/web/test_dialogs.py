@@ -87,3 +87,54 @@ def test_undoing_a_fork_says_that_its_session_goes(store: holdfast.Store, look: 
     viewer = look(store, "s=other")
     viewer.press("u")
     says(viewer, "The fork that made other (", "The session is hidden", "redo -s other")
+
+
+def test_tag_and_label_say_what_they_do(store: holdfast.Store, look: Look) -> None:
+    session = worlds.trip(store)
+    done = session.get("done").id
+    viewer = look(store, "s=trip")
+    expect(viewer.chosen).to_contain_text("done")
+    viewer.press("t")
+    says(viewer, "A tag is added.", "pruning keeps it", "The state and its hash stay as they are.")
+    viewer.dialog.locator("input").fill("-kept for good")
+    assert command(viewer) == ["tag", "-s", "trip", "--", done, "-kept for good"]
+    close(viewer)
+    viewer.press("l")
+    says(viewer, "The label takes the place of “done”.", "The state and its hash stay")
+    viewer.dialog.locator("input").fill("it's done")
+    assert command(viewer) == ["label", "-s", "trip", done, "it's done"]
+    close(viewer)
+    assert session.get().tags == ()
+
+
+@pytest.mark.parametrize(
+    ("button", "text", "option"),
+    [
+        ("It was done", "The run gets this result", ["--result", '{"booking": 1}']),
+        ("Make it again", "it is done twice", ["--rerun"]),
+        ("Leave it out", "goes on without a result", ["--skip"]),
+    ],
+)
+def test_resolve_says_what_it_does(
+    store: holdfast.Store, look: Look, button: str, text: str, option: list[str]
+) -> None:
+    session = worlds.in_doubt(store)
+    [open_] = session.pending()
+    viewer = look(store, "s=hotel&t=run")
+    viewer.panel.get_by_role("button", name=button).click()
+    says(viewer, text, "This is final.")
+    if option[0] == "--result":
+        viewer.dialog.locator("textarea").fill(option[1])
+    assert command(viewer) == ["resolve", "-s", "hotel", *option, open_.key]
+    close(viewer)
+    assert session.pending() == [open_]
+
+
+def test_answer_says_what_it_does(store: holdfast.Store, look: Look) -> None:
+    worlds.waiting(store)
+    viewer = look(store, "s=approval&t=run")
+    viewer.panel.get_by_role("button", name="Answer").click()
+    says(viewer, "The run of approval waits for go.", "gets this answer", "This is final.")
+    viewer.dialog.locator("textarea").fill("yes, please")
+    assert command(viewer) == ["answer", "-s", "approval", "go", "yes, please"]
+    close(viewer)
