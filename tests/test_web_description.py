@@ -20,7 +20,7 @@ TOKEN = "a token of this test"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
     path: Path = tmp_path_factory.mktemp("described") / "web.db"
     with holdfast.open(path) as opened:
@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def described(store: holdfast.Store) -> Any:
     app = web.app(store, token=TOKEN, hosts=["*"])
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=BEARER)
