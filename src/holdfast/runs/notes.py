@@ -16,7 +16,7 @@ from holdfast.errors import SessionNotFound
 from holdfast.runs.journal import NOTE, Entry, Journal, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from holdfast.backends.base import Backend
 
@@ -37,9 +37,16 @@ class Notes:
         self._journal: Journal | None = None
         self._first: OrderedDict[str, int] = OrderedDict()
 
-    def put(self, key: str, facts: dict[str, Any]) -> None:
-        """Durable when this returns. The session must be there."""
+    def put(
+        self,
+        key: str,
+        facts: dict[str, Any],
+        ready: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """Durable when this returns. The session must be there: `ready` gets its number first."""
         journal = self._there()
+        if ready is not None:
+            ready(journal.session, key)
         with self._lock:
             self._first.setdefault(key, journal.next)
             while len(self._first) > _RECENT:

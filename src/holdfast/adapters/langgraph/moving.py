@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.adapters.langgraph.threads import Where
+from holdfast.adapters.langgraph.naming import Where
 from holdfast.errors import CheckpointNotFound
 
 if TYPE_CHECKING:

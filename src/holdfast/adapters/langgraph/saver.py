@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import heapq
 import random
-import threading
-from collections import OrderedDict
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,23 +15,21 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from holdfast.adapters.hosting import Host, Hosted
-from holdfast.adapters.langgraph.pacing import Pace, number_of
-from holdfast.adapters.langgraph.threads import (
-    AGENT,
-    DELTA,
+from holdfast.adapters.hosting import Host
+from holdfast.adapters.langgraph.keeping import Keeping
+from holdfast.adapters.langgraph.naming import (
     INSTEAD,
     OTHER,
     OURS,
     REST,
-    Line,
-    Pending,
     Where,
-    is_fork,
     own_of,
 )
+from holdfast.adapters.langgraph.pacing import Pace, number_of
+from holdfast.adapters.langgraph.pending import Pending
+from holdfast.adapters.langgraph.threads import Line
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
-from holdfast.errors import InvalidRequest, NotFound, SessionNotFound
+from holdfast.errors import CheckpointNotFound, InvalidRequest, NotFound
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
@@ -55,8 +51,6 @@ if TYPE_CHECKING:
     from holdfast.store import Store
 
 _PLAIN = (str, int, float, bool, type(None))
-_LINES, _WARM = 4_096, 64
-"""Of so many threads something is remembered, and of so many the last state."""
 _PAGE = 16
 
 
@@ -69,7 +63,7 @@ class _Reading(NamedTuple):
     decoder: Decoder
 
 
-class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
+class HoldfastSaver(Keeping, BaseCheckpointSaver[str]):
     """Sync and async, and safe for threads.
 
     Types that LangGraph does not know as safe must be allowed by name, or reading them is refused;
@@ -85,12 +79,9 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         unknown: Literal["raise", "raw"] = "raise",
         serde: SerializerProtocol | None = None,
     ) -> None:
-        super().__init__(serde=serde or StrictSerializer(allow, unknown))
-        self.host = Host(store)
+        BaseCheckpointSaver.__init__(self, serde=serde or StrictSerializer(allow, unknown))
+        Keeping.__init__(self, Host(store))
         self._pace = Pace()
-        self._lock = threading.Lock()
-        self._lines: OrderedDict[Where, Line] = OrderedDict()
-        self._warm: OrderedDict[Where, Line] = OrderedDict()
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         apart = random.random()  # tells siblings apart
@@ -101,13 +92,13 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
     # -- reading -------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        line = self._line(Where.of(config))
+        line = self.line(Where.of(config))
         id = _asked(config)
         found = line.find(id) if id else line.latest()
         if found is None:
             return None
         with suppress(NotFound):  # unless it is deleted just now
-            reading = self._reading(line, line.session.load)
+            reading = self._reading(line, line.load)
             after = None if id else line.gone_back(found)
             if after is None:
                 return self._tuple(found, reading)
@@ -122,7 +113,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        rows = [self._rows(line, config, filter, before) for line in self._lines_of(config)]
+        rows = [self._rows(line, config, filter, before) for line in self.lines_of(config)]
         merged = heapq.merge(*rows, key=lambda row: row[0].key or "", reverse=True)
         for checkpoint, reading in islice(merged, None if limit is None else max(limit, 0)):
             with suppress(NotFound):
@@ -136,14 +127,16 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         filter: dict[str, Any] | None,
         before: RunnableConfig | None,
     ) -> Iterator[tuple[Checkpoint, _Reading]]:
-        reading = self._reading(line, line.series().load)
+        reading = self._reading(line, line.series())
         id, end = _asked(config), _asked(before)
+        if config is not None:
+            line.check()
         found = line.descending() if id is None else _one(line.find(id))
         for checkpoint in found:
             if end is not None and (checkpoint.key or "") >= end:
                 continue
             if filter:
-                metadata = self._metadata(checkpoint)
+                metadata = self.metadata(checkpoint)
                 if any(metadata.get(name) != value for name, value in filter.items()):
                     continue
             yield checkpoint, reading
@@ -163,31 +156,31 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         return CheckpointTuple(
             where.config(checkpoint.key),
             graph,
-            self._metadata(checkpoint),
+            self.metadata(checkpoint),
             where.config(parent) if parent else None,
             pending.writes(checkpoint) if writes is None else writes,
         )
 
-    def _metadata(self, checkpoint: Checkpoint) -> Any:
-        meta = {**checkpoint.meta}
-        other = meta.pop(OTHER, {})
-        for name in (OURS, notes.FROM):
-            meta.pop(name)
-        return meta | {name: decode(self.serde, value) for name, value in other.items()}
-
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        line = self._line(Where.of(config))
+        line = self.line(Where.of(config))
         id = _asked(config)
         at = line.find(id) if id else line.latest()
-        _, load, pending, decoder = self._reading(line, line.series().load)
+        find = line.finder()
+        _, load, pending, decoder = self._reading(line, line.series())
         writes: dict[str, builtins.list[PendingWrite]] = {name: [] for name in channels}
         seeds: dict[str, Any] = {}
         while at is not None and len(seeds) < len(writes):
             child, parent = at, own_of(at)["parent"]
-            at = line.find(parent) if parent else None
+            at = find(parent) if parent else None
             if at is None:
+                if parent and line.is_forked():
+                    raise CheckpointNotFound(
+                        f"what channels of thread {line.where.thread!r} are made of was deleted "
+                        "with the thread that it was forked from",
+                        hint="undo() of that session brings it back, until gc() has freed it",
+                    )
                 break
             for write in reversed(pending.towards(at, child)):
                 if write[1] in writes and write[1] not in seeds:
@@ -215,7 +208,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,  # noqa: ARG002 - what is new, the store finds out
     ) -> RunnableConfig:
         where = Where.of(config)
-        line, id, parent = self._line(where), checkpoint["id"], _asked(config)
+        line, id, parent = self.line(where), checkpoint["id"], _asked(config)
         rest: dict[str, Any] = {**checkpoint}
         values = rest.pop("channel_values")
         if REST in values:
@@ -244,7 +237,7 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         id = _asked(config)
         if id is None:
             raise InvalidRequest("the config names no checkpoint for these writes")
-        self._line(Where.of(config)).note(id, self._facts(task_id, task_path, writes))
+        self.line(Where.of(config)).note(id, self._facts(task_id, task_path, writes))
 
     def _facts(self, task: str, path: str, writes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         encoded = [
@@ -252,84 +245,6 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
             for n, (channel, value) in enumerate(writes)
         ]
         return {"task": task, "path": path, "writes": encoded}
-
-    # -- keeping house -------------------------------------------------------------------------
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Undone by `undo()` of its sessions, until the store's gc()."""
-        for line in self._lines_of(Where(str(thread_id), "").config(None), every=True):
-            self._delete(line)
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        doomed: dict[str, set[str]] = {}
-        for run in run_ids:
-            for found in self.store.find(agent=AGENT, meta={"run_id": run}):
-                doomed.setdefault(found.session, set()).add(found.id)
-        for session, ids in doomed.items():
-            line = self._line(Where.named(session))
-            Pending(line, self.serde).settle()
-            line.keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """With "keep_latest" also what its delta channels are made of stays."""
-        if strategy not in ("keep_latest", "delete"):
-            raise InvalidRequest(
-                f"there is no strategy {strategy!r}", hint='"keep_latest" or "delete"'
-            )
-        for thread in thread_ids:
-            if strategy == "delete":
-                self.delete_thread(thread)
-                continue
-            for line in self._lines_of(Where(str(thread), "").config(None), every=True):
-                kept = self._needed(line)
-                Pending(line, self.serde).settle()
-                line.keep(lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
-
-    def _needed(self, line: Line) -> set[str]:
-        """The latest, and its ancestors up to where each of its delta channels has a value."""
-        at = line.latest()
-        kept, seen = set[str](), set[str]()
-        open_ = set(self._metadata(at).get(DELTA) or ()) if at else set()
-        while at is not None and at.id not in seen:
-            seen.add(at.id)
-            kept.add(at.id)
-            open_ -= line.session.load(at.id).keys()
-            parent = own_of(at)["parent"]
-            at = line.find(parent) if open_ and parent else None
-        return kept
-
-    def _delete(self, line: Line) -> None:
-        with suppress(SessionNotFound):
-            for checkpoint in line.session.history():
-                own_of(checkpoint)  # or it is not ours to delete
-                break
-            line.session.delete()
-        with self._lock:
-            self._lines.pop(line.where, None)
-            self._warm.pop(line.where, None)
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        if str(source_thread_id) == str(target_thread_id):
-            raise InvalidRequest("a thread cannot be copied onto itself")
-        for line in self._lines_of(Where(str(source_thread_id), "").config(None), every=True):
-            other = self._line(Where(str(target_thread_id), line.where.ns))
-            pending, series = Pending(line, self.serde), line.series()
-            copied = set[str]()
-            for checkpoint in line.all():
-                meta = {k: v for k, v in checkpoint.meta.items() if k not in (OURS, notes.FROM)}
-                id, own = checkpoint.key or "", own_of(checkpoint)
-                copied.add(id)
-                other.save(
-                    id, own["parent"], series.load(checkpoint), meta, checkpoint.trigger,
-                    own.get("after"),
-                )  # fmt: skip
-                there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
-                for facts in pending.notes(checkpoint):
-                    if facts not in there:
-                        other.note(id, facts)
-            now, at = line.latest(), other.latest()
-            if now and at and now.key != at.key and copied == {c.key for c in other.all()}:
-                other.session.rewind(f"key:{now.key}")  # it is a copy of one that was rewound
 
     # -- the same for asyncio ------------------------------------------------------------------
 
@@ -395,46 +310,13 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         for task, channel, value in writes:
             tasks.setdefault(task, []).append((channel, value))
         found = [self._facts(task, f"{n:08}", each) for n, (task, each) in enumerate(tasks.items())]
-        self._line(where).note(id, {INSTEAD: found})
+        self.line(where).note(id, {INSTEAD: found})
 
     def writes(self, where: Where, id: str) -> builtins.list[PendingWrite] | None:
         """The writes of a checkpoint; None if it is not here."""
-        line = self._line(where)
+        line = self.line(where)
         found = line.find(id)
         return None if found is None else Pending(line, self.serde).writes(found)
-
-    def _line(self, where: Where) -> Line:
-        with self._lock:
-            line = self._lines.get(where)
-            if line is None:
-                line = self._lines[where] = Line(self.store, where)
-            self._lines.move_to_end(where)
-            while len(self._lines) > _LINES:
-                self._lines.popitem(last=False)
-            self._warm[where] = line
-            self._warm.move_to_end(where)
-            cold = self._warm.popitem(last=False)[1] if len(self._warm) > _WARM else None
-        if cold is not None:
-            cold.forget()
-        return line
-
-    def _lines_of(
-        self, config: RunnableConfig | None, *, every: bool = False
-    ) -> builtins.list[Line]:
-        """Of all threads, of a thread with all its namespaces, or of one namespace."""
-        if config is None:
-            found = self.store.sessions(agent=AGENT)
-            return [Line(self.store, Where.named(i.name)) for i in found if not is_fork(i)]
-        where = Where.of(config)
-        if not every and config["configurable"].get("checkpoint_ns") is not None:
-            return [self._line(where)]
-        thread = Where(where.thread, "")
-        lines, prefix = [self._line(thread)], thread.session + "|"
-        for info in self.store.sessions(after=prefix):
-            if not info.name.startswith(prefix):
-                break
-            lines.append(self._line(Where.named(info.name)))
-        return lines
 
 
 def _asked(config: RunnableConfig | None) -> str | None:

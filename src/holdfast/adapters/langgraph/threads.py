@@ -1,4 +1,4 @@
-"""LangGraph's threads as sessions: where they are, what they hold, what is pending."""
+"""LangGraph's threads as sessions: what they hold, and how they go on."""
 
 from __future__ import annotations
 
@@ -8,79 +8,27 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from langgraph.checkpoint.serde.types import RESUME
-
 from holdfast import lineage
-from holdfast.adapters.langgraph.values import Encoder, decode, pack
+from holdfast.adapters.langgraph.forks import Stem, checked
+from holdfast.adapters.langgraph.naming import INSTEAD, OURS, REST, Where, id_of, is_fork, own_of
+from holdfast.adapters.langgraph.pending import Noted
+from holdfast.adapters.langgraph.values import Encoder, pack
 from holdfast.codec import values as coding
-from holdfast.codec.records import MAX_SEQ, encode_name
-from holdfast.errors import (
-    CheckpointNotFound,
-    Corrupt,
-    HeadMoved,
-    InvalidRequest,
-    KeyTaken,
-    NotFound,
-    SessionNotFound,
-)
+from holdfast.errors import CheckpointNotFound, HeadMoved, KeyTaken, NotFound, SessionNotFound
 from holdfast.runs import notes
-from holdfast.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, SessionInfo
-    from holdfast.session import Path, Session
+    from holdfast.model import Checkpoint
+    from holdfast.session import Path
     from holdfast.store import Store
 
-AGENT = "langgraph"
-REST = "$checkpoint"
-"""The key of a state that holds what a checkpoint has beside its channels."""
-OURS = "$langgraph"
-"""The key of a checkpoint's meta that holds what LangGraph does not ask for."""
-OTHER = "$other"
-"""The key of a checkpoint's meta that holds metadata which cannot stand there as it is."""
-DELTA = "counters_since_delta_snapshot"
-"""The metadata that a checkpoint with delta channels has."""
-INSTEAD = "instead"
-"""The key of a note that holds others, which replace all before it."""
 _TRIES = 20
 _NOTHING = object()
-
-
-class Where(NamedTuple):
-    thread: str
-    ns: str
-
-    @classmethod
-    def of(cls, config: RunnableConfig) -> Where:
-        asked = config.get("configurable", {})
-        thread, ns = asked.get("thread_id"), asked.get("checkpoint_ns") or ""
-        if thread is None or thread == "":
-            raise InvalidRequest(
-                "the config names no thread",
-                hint='pass config={"configurable": {"thread_id": "…"}}',
-            )
-        return cls(str(thread), ns)
-
-    @property
-    def session(self) -> str:
-        """Its session's name: no two have the same."""
-        thread = self.thread.replace("%", "%25").replace("|", "%7C")
-        return f"{thread}|{self.ns}" if self.ns else thread
-
-    @classmethod
-    def named(cls, session: str) -> Where:
-        thread, _, ns = session.partition("|")
-        return cls(thread.replace("%7C", "|").replace("%25", "%"), ns)
-
-    def config(self, id: str | None) -> RunnableConfig:
-        asked = {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": id}
-        return {"configurable": asked}
 
 
 class Last(NamedTuple):
@@ -92,18 +40,17 @@ class Last(NamedTuple):
     state: dict[str, Any]
 
 
-class Line:
-    """The session of a thread, or of one of its namespaces."""
+class Line(Stem):
+    """A thread, or one of its namespaces."""
 
     def __init__(self, store: Store, where: Where) -> None:
-        self.where = where
-        above = Where(where.thread, "").session if where.ns else None
-        self.session: Session = store.session(where.session, agent=AGENT, parent=above)
-        self._backend = store.backend
-        self.notes = notes.Notes(store.backend, where.session)
+        super().__init__(store, where)
         self.encoder = Encoder()
         self.lock = threading.Lock()
         self._last: Last | None = None
+        self._number: int | None = None
+        self._forked = False
+        """Whether the session of that number is a fork."""
         self.again: dict[str, str] = {}
         """Checkpoints that somebody has gone back to, and the child that each had then."""
 
@@ -127,7 +74,7 @@ class Line:
                         self.session.delete()
                         return
                     if head in doomed:
-                        self.session.rewind(max(staying, key=_id).id)
+                        self.session.rewind(max(staying, key=id_of).id)
                 except HeadMoved:
                     continue
                 for checkpoint in doomed:
@@ -139,59 +86,109 @@ class Line:
         with self.lock:
             self._last, self.encoder = None, Encoder()
 
-    def series(self) -> Series:
-        """To load many of its states."""
-        return Series(self._backend, self.session.name)
-
-    def find(self, id: str) -> Checkpoint | None:
-        with suppress(CheckpointNotFound, SessionNotFound):
-            return _checked(self.session.get(f"key:{id}"))
-        return None
-
     def latest(self) -> Checkpoint | None:
         head = self.session.head
         if head is None:
             return None
-        if (id := own_of(head)["latest"]) in (head.key, None):
+        own = self.own(head)
+        if (id := own["latest"]) in (head.key, None):
             return head if head.key else None
-        return self.find(id) or max(self.all(), key=_id, default=None)
+        if own.get("brought") and head.key and head.seq < self._newest():
+            return head  # somebody has gone back to it
+        return self.find(id) or max(self.whole(), key=id_of, default=None)
+
+    def _newest(self) -> int:
+        with self._backend.reader() as reader:
+            return lineage.newest(reader, lineage.find_session(reader, self.session.name))
 
     def gone_back(self, latest: Checkpoint) -> str | None:
         """The newest child of the latest checkpoint; it has one where somebody has gone back to it.
 
         From here on, what is written for it belongs to what comes after that child.
         """
+        if not self.is_own(latest):
+            return None
         with self._backend.reader() as reader:
-            number, _ = reader.session(encode_name(self.session.name)) or (None, None)
+            number, _ = reader.session(self._raw) or (None, None)
             if number is None or lineage.newest(reader, number) <= latest.seq:
                 return None
-        if (head := self.session.head) is None or head.id != latest.id:
+        if (head := self.session.head) is None or not (head.id == latest.id or is_fork(head)):
             return None
         for later in self.session.tree(newest_first=True):
             if later.seq <= latest.seq:
                 break
             if later.key and own_of(later)["parent"] == latest.key:
-                self.again[_id(latest)] = later.key
+                self.again[id_of(latest)] = later.key
                 return later.key
         return None
 
     def all(self, *, newest_first: bool = False) -> Iterator[Checkpoint]:
-        """LangGraph's checkpoints, in the order of their commits."""
+        """LangGraph's checkpoints that lie here, in the order of their commits."""
         with suppress(SessionNotFound):
             for checkpoint in self.session.tree(newest_first=newest_first):
-                if _checked(checkpoint).key is not None:
+                if not is_fork(checkpoint) and checked(checkpoint).key is not None:
                     yield checkpoint
 
+    def whole(self) -> list[Checkpoint]:
+        """The same with what it has inherited; parents come before their children."""
+        own = [*self.all()]
+        keys = {c.key for c in own}
+        return [*[c for c in self.inherited() if c.key not in keys][::-1], *own]
+
     def descending(self) -> Iterator[Checkpoint]:
-        """The highest id first. Ids rise, but for those that came late: these wait in a heap."""
-        late: list[tuple[_Reversed, int, Checkpoint]] = []
-        for checkpoint in self.all(newest_first=True):
-            heapq.heappush(late, (_Reversed(_id(checkpoint)), -checkpoint.seq, checkpoint))
-            highest = own_of(checkpoint)["highest"]
-            while late and late[0][0].id >= highest:
-                yield heapq.heappop(late)[2]
-        while late:
-            yield heapq.heappop(late)[2]
+        """The same, the highest id first."""
+        own, inherited = _descending(self.all(newest_first=True)), _descending(self.inherited())
+        last = None
+        for checkpoint in heapq.merge(own, inherited, key=id_of, reverse=True):
+            if checkpoint.key != last:
+                yield checkpoint
+            last = checkpoint.key
+
+    def detach(self, doomed: set[str] | None = None) -> bool:
+        """Have the latest of a fork in its own session, if it is to be deleted where it lies."""
+        with suppress(CheckpointNotFound, KeyTaken):  # it is gone already
+            latest = self.latest()
+            if latest is not None and (doomed is None or latest.id in doomed):
+                return self._have(id_of(latest))
+        return False
+
+    def _have(self, id: str) -> bool:
+        """What is written to lies in its own session; whether it had to be taken over."""
+        brought = False
+        while True:
+            with self.lock, suppress(HeadMoved):
+                found = self.find(id)
+                if found is None or self.is_own(found):
+                    return brought
+                self._bring(found)
+                brought = True
+
+    def _bring(self, found: Checkpoint) -> Checkpoint:
+        """Take over what is inherited: the state is shared, the writes are copied."""
+        self._last = None
+        head, first, id = self.session.refresh(), next(self.above(), None), id_of(found)
+        newest = next(self.session.tree(newest_first=True), None)
+        if head is None or first is None or newest is None:
+            raise SessionNotFound(f"there is no session {self.session.name!r}")
+        if facts := Noted(self).notes(found):  # first: what is here has all of them
+            self.notes.put(id, {INSTEAD: facts})
+        own = {
+            **own_of(found), "latest": self.own(head)["latest"],
+            "highest": max(id, self.own(newest)["highest"]), "brought": True,
+        }  # fmt: skip
+        fields: Fields = {
+            "key": id,
+            "trigger": found.trigger,
+            "meta": {**found.meta, OURS: own, notes.FROM: self.notes.first(id)},
+        }
+        parent = first.id if self.is_own(first) else None
+        try:
+            return self.session.save(self.load(found), parent=parent, **fields)
+        except KeyTaken:
+            again = self.find(id)  # it may be by somebody else
+            if again is None or not self.is_own(again):
+                raise _buried(id) from None
+            return again
 
     def save(
         self,
@@ -215,10 +212,8 @@ class Line:
                         raise
                 except KeyTaken:
                     found = self.find(id)
-                    if found is None:
-                        raise KeyTaken(
-                            f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()"
-                        ) from None
+                    if found is None or not self.is_own(found):
+                        raise _buried(id) from None
                     kept = {k: v for k, v in found.meta.items() if k not in (OURS, notes.FROM)}
                     if (
                         _same(self.session.load(found.id), state)
@@ -245,9 +240,11 @@ class Line:
             last, head = None, self.session.refresh()
             if head is not None:
                 newest = next(self.session.tree(newest_first=True), head)
-                latest, highest = own_of(head)["latest"] or "", own_of(newest)["highest"]
+                latest, highest = self.own(head)["latest"] or "", self.own(newest)["highest"]
                 if parent is not None and parent != head.key:
                     found = self.find(parent)
+                    if found is not None and not self.is_own(found):
+                        found = self._bring(found)
                     beside = found.id if found else None
         own: dict[str, Any] = {
             "parent": parent, "latest": max(id, latest), "highest": max(id, highest),
@@ -266,13 +263,20 @@ class Line:
             self.session.save(state, parent=beside, **fields)
         self._last = Last(id, max(id, latest), max(id, highest), state)
 
+    def _ready(self, number: int, id: str) -> None:
+        """Before something is noted in the session of that number."""
+        if number != self._number:
+            self._forked, self._number = self.is_forked(), number
+        if self._forked:
+            self._have(id)
+
     def note(self, id: str, facts: dict[str, Any]) -> None:
         """Durable when this returns."""
         if id in self.again:
             facts = {"after": self.again[id], **facts}
         while True:
             try:
-                self.notes.put(id, facts)
+                self.notes.put(id, facts, self._ready)
                 return
             except SessionNotFound:  # it precedes the first checkpoint
                 with self.lock, suppress(HeadMoved):
@@ -327,102 +331,25 @@ class _Reversed:
     __hash__ = None  # type: ignore[assignment]
 
 
-def own_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    if checkpoint.damaged is not None:
-        raise Corrupt(f"checkpoint {checkpoint.id} is damaged: {checkpoint.damaged}")
-    own = checkpoint.meta.get(OURS)
-    if type(own) is not dict:
-        hint = "give the graph a store of its own, or another thread_id"
-        if checkpoint.operation == "fork":
-            hint = "to fork a thread: saver.copy_thread(…), and rewind the copy"
-        raise InvalidRequest(
-            f"session {checkpoint.session!r} is not a thread of LangGraph's", hint=hint
-        )
-    return own
+def _descending(checkpoints: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
+    """From the newest first to the highest id first.
+
+    Ids rise, but for those that came late: these wait in a heap.
+    """
+    late: list[tuple[_Reversed, int, Checkpoint]] = []
+    for n, checkpoint in enumerate(checkpoints):
+        heapq.heappush(late, (_Reversed(id_of(checkpoint)), n, checkpoint))
+        highest = own_of(checkpoint)["highest"]
+        while late and late[0][0].id >= highest:
+            yield heapq.heappop(late)[2]
+    while late:
+        yield heapq.heappop(late)[2]
 
 
-def is_fork(info: SessionInfo) -> bool:
-    """Whether it was forked from a thread by holdfast: then it is none."""
-    return info.head is not None and info.head.operation == "fork" and OURS not in info.head.meta
-
-
-def _checked(checkpoint: Checkpoint) -> Checkpoint:
-    own_of(checkpoint)
-    return checkpoint
+def _buried(id: str) -> KeyTaken:
+    return KeyTaken(f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()")
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether they are equal to the type, in whatever order."""
     return a.keys() == b.keys() and all(coding.encode(a[key]) == coding.encode(b[key]) for key in a)
-
-
-def _id(checkpoint: Checkpoint) -> str:
-    return checkpoint.key or ""
-
-
-class Pending:
-    """The writes of a line's checkpoints, read from the newest back, each note once."""
-
-    def __init__(self, line: Line, serde: SerializerProtocol) -> None:
-        self._line, self._serde = line, serde
-        self._low = MAX_SEQ
-        self._notes: dict[str, dict[int, dict[str, Any]]] = {}
-
-    def notes(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
-        low = checkpoint.meta.get(notes.FROM)
-        if type(low) is not int:
-            raise Corrupt(f"checkpoint {checkpoint.id} does not say where its writes are")
-        if low < self._low:
-            for number, key, facts in self._line.notes.read(low, self._low):
-                self._notes.setdefault(key, {})[number] = facts
-            self._low = low
-        out: list[dict[str, Any]] = []
-        for _, facts in sorted(self._notes.get(_id(checkpoint), {}).items()):
-            out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
-        return out
-
-    def writes(self, checkpoint: Checkpoint) -> list[tuple[str, str, Any]]:
-        """In the order in which a step applies them."""
-        return self._ordered(self.notes(checkpoint))
-
-    def left(self, checkpoint: Checkpoint, after: str) -> list[tuple[str, str, Any]]:
-        """Those of a checkpoint that somebody has gone back to: its step is still to be done.
-
-        If it was waiting for an answer, it does so again.
-        """
-        return self._ordered(self._left(checkpoint, after))
-
-    def settle(self) -> None:
-        """Before children are deleted: that somebody has gone back would be seen no more."""
-        at = self._line.latest()
-        if at is not None and (after := self._line.gone_back(at)):
-            self._line.note(_id(at), {INSTEAD: self._left(at, after)})
-
-    def _left(self, checkpoint: Checkpoint, after: str) -> list[dict[str, Any]]:
-        found = self.notes(checkpoint)
-        answered = next((n for n, facts in enumerate(found) if _answers(facts)), 0)
-        return [f for n, f in enumerate(found) if n < answered or f.get("after") == after]
-
-    def towards(self, checkpoint: Checkpoint, child: Checkpoint) -> list[tuple[str, str, Any]]:
-        """Those that have made one of its children: for another, tasks may have run again."""
-        found, after = self.notes(checkpoint), own_of(child).get("after")
-        tasks = {f["task"] for f in found if f.get("after") == after}
-        kept = [
-            f for f in found
-            if (f.get("after") == after if f["task"] in tasks else "after" not in f)
-        ]  # fmt: skip
-        return self._ordered(kept)
-
-    def _ordered(self, found: list[dict[str, Any]]) -> list[tuple[str, str, Any]]:
-        kept: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for facts in found:
-            task, path = facts["task"], facts["path"]
-            for index, channel, value in facts["writes"]:
-                if index < 0 or (task, index) not in kept:
-                    kept[task, index] = (path, channel, value)
-        order = sorted(kept, key=lambda at: (kept[at][0], *at))
-        return [(at[0], kept[at][1], decode(self._serde, kept[at][2])) for at in order]
-
-
-def _answers(facts: dict[str, Any]) -> bool:
-    return any(channel == RESUME for _, channel, _ in facts["writes"])

@@ -1,0 +1,176 @@
+"""Keeping house: which threads there are; deleting, pruning and copying them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast.adapters.hosting import Host, Hosted
+from holdfast.adapters.langgraph.naming import AGENT, DELTA, OTHER, OURS, Where, is_fork, own_of
+from holdfast.adapters.langgraph.pending import Pending
+from holdfast.adapters.langgraph.threads import Line
+from holdfast.adapters.langgraph.values import decode
+from holdfast.errors import InvalidRequest, SessionNotFound
+from holdfast.runs import notes
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from holdfast.model import Checkpoint
+
+_LINES, _WARM = 4_096, 64
+"""Of so many threads something is remembered, and of so many the last state."""
+
+
+class Keeping(Hosted):
+    """The part of the saver that is about whole threads."""
+
+    serde: SerializerProtocol
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[Where, Line] = OrderedDict()
+        self._warm: OrderedDict[Where, Line] = OrderedDict()
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Undone by `undo()` of its sessions, until the store's gc()."""
+        for line in self.lines_of(Where(str(thread_id), "").config(None), every=True):
+            self._detach(line)
+            self._delete(line)
+
+    def _detach(self, line: Line, doomed: set[str] | None = None) -> bool:
+        """Let what was forked from it begin with a checkpoint of its own; whether any has got one.
+
+        `doomed` are those that are to be deleted, if not all are.
+        """
+        done = False
+        for name in line.forks():
+            fork = self.line(Where.named(name))
+            done |= fork.detach(doomed)
+            done |= self._detach(fork, doomed)
+        return done
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Also from forks; one that begins with such a checkpoint, and has no other, goes."""
+        again = True
+        while again:
+            doomed: dict[str, set[str]] = {}
+            for run in run_ids:
+                for found in self.store.find(agent=AGENT, meta={"run_id": run}):
+                    doomed.setdefault(found.session, set()).add(found.id)
+            again = any(self._detach(self.line(Where.named(s)), doomed[s]) for s in doomed)
+        for session, ids in doomed.items():
+            line = self.line(Where.named(session))
+            Pending(line, self.serde).settle()
+            line.keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """With "keep_latest" also what its delta channels are made of stays."""
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidRequest(
+                f"there is no strategy {strategy!r}", hint='"keep_latest" or "delete"'
+            )
+        for thread in thread_ids:
+            if strategy == "delete":
+                self.delete_thread(thread)
+                continue
+            for line in self.lines_of(Where(str(thread), "").config(None), every=True):
+                self._detach(line)
+                kept = self._needed(line)
+                Pending(line, self.serde).settle()
+                line.keep(lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
+
+    def _needed(self, line: Line) -> set[str]:
+        """The latest, and its ancestors up to where each of its delta channels has a value."""
+        at, find = line.latest(), line.finder()
+        kept, seen = set[str](), set[str]()
+        open_ = set(self.metadata(at).get(DELTA) or ()) if at else set()
+        while at is not None and at.id not in seen:
+            seen.add(at.id)
+            kept.add(at.id)
+            open_ -= line.load(at).keys()
+            parent = own_of(at)["parent"]
+            at = find(parent) if open_ and parent else None
+        return kept
+
+    def _delete(self, line: Line) -> None:
+        with suppress(SessionNotFound):
+            head = line.session.head
+            if head is not None and not (is_fork(head) and head.agent == AGENT):
+                own_of(head)  # or it is not ours to delete
+            line.session.delete()
+        with self._lock:
+            self._lines.pop(line.where, None)
+            self._warm.pop(line.where, None)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        if str(source_thread_id) == str(target_thread_id):
+            raise InvalidRequest("a thread cannot be copied onto itself")
+        for line in self.lines_of(Where(str(source_thread_id), "").config(None), every=True):
+            other = self.line(Where(str(target_thread_id), line.where.ns))
+            pending, load = Pending(line, self.serde), line.series()
+            copied = set[str]()
+            for checkpoint in line.whole():
+                meta = {k: v for k, v in checkpoint.meta.items() if k not in (OURS, notes.FROM)}
+                id, own = checkpoint.key or "", own_of(checkpoint)
+                copied.add(id)
+                other.save(
+                    id, own["parent"], load(checkpoint), meta, checkpoint.trigger,
+                    own.get("after"),
+                )  # fmt: skip
+                there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
+                for facts in pending.notes(checkpoint):
+                    if facts not in there:
+                        other.note(id, facts)
+            now, at = line.latest(), other.latest()
+            if now and at and now.key != at.key and copied == {c.key for c in other.whole()}:
+                other.session.rewind(f"key:{now.key}")  # it is a copy of one that was rewound
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def line(self, where: Where) -> Line:
+        with self._lock:
+            line = self._lines.get(where)
+            if line is None:
+                line = self._lines[where] = Line(self.store, where)
+            self._lines.move_to_end(where)
+            while len(self._lines) > _LINES:
+                self._lines.popitem(last=False)
+            self._warm[where] = line
+            self._warm.move_to_end(where)
+            cold = self._warm.popitem(last=False)[1] if len(self._warm) > _WARM else None
+        if cold is not None:
+            cold.forget()
+        return line
+
+    def lines_of(
+        self, config: RunnableConfig | None, *, every: bool = False
+    ) -> builtins.list[Line]:
+        """Of all threads, of a thread with all its namespaces, or of one namespace."""
+        if config is None:
+            found = self.store.sessions(agent=AGENT)
+            return [Line(self.store, Where.named(i.name)) for i in found]
+        where = Where.of(config)
+        if not every and config["configurable"].get("checkpoint_ns") is not None:
+            return [self.line(where)]
+        thread = Where(where.thread, "")
+        lines, prefix = [self.line(thread)], thread.session + "|"
+        for info in self.store.sessions(after=prefix):
+            if not info.name.startswith(prefix):
+                break
+            lines.append(self.line(Where.named(info.name)))
+        return lines
+
+    def metadata(self, checkpoint: Checkpoint) -> Any:
+        meta = {**checkpoint.meta}
+        other = meta.pop(OTHER, {})
+        for name in (OURS, notes.FROM):
+            meta.pop(name)
+        return meta | {name: decode(self.serde, value) for name, value in other.items()}
