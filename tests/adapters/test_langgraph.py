@@ -979,9 +979,9 @@ def test_a_graph_does_not_run_far_ahead_of_a_slow_disk(
     monkeypatch.setattr(pacing, "AHEAD", ahead)
     saved, furthest, save = [0], [0], Line.save
 
-    def slow(self: Line, *args: Any) -> None:
+    def slow(self: Line, *args: Any, **more: Any) -> None:
         time.sleep(0.01)
-        save(self, *args)
+        save(self, *args, **more)
         saved[0] += 1
 
     def step(state: graphs.Talk) -> Any:

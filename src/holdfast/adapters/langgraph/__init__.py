@@ -5,7 +5,8 @@ key of the state, and a list is stored item by item: what a step costs is what i
 checkpoint ids are keys of checkpoints; the latest is the highest of the line that the session is
 on, so a session that was rewound goes on from there. Writes that are pending are notes of their
 checkpoint. Two that continue the same checkpoint become siblings. A fork that holdfast has made of
-a thread is a thread: what was before it is read where it lies, and taken over when it is written to.
+a thread is a thread: what was before it is read where it lies, and taken over when it is written
+to.
 
 States of one `list` share their messages: do not change these in place.
 """

@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.hosting import Host, Hosted
+from holdfast.adapters.langgraph import subgraphs
 from holdfast.adapters.langgraph.naming import AGENT, DELTA, OTHER, OURS, Where, is_fork, own_of
-from holdfast.adapters.langgraph.pending import Pending
+from holdfast.adapters.langgraph.pending import Noted, Pending
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.adapters.langgraph.values import decode
-from holdfast.errors import InvalidRequest, SessionNotFound
+from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionExists, SessionNotFound
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import CheckpointMetadata
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast.model import Checkpoint
@@ -53,6 +55,7 @@ class Keeping(Hosted):
         done = False
         for name in line.forks():
             fork = self.line(Where.named(name))
+            self._branch_all(fork)
             done |= fork.detach(doomed)
             done |= self._detach(fork, doomed)
         return done
@@ -66,10 +69,18 @@ class Keeping(Hosted):
                 for found in self.store.find(agent=AGENT, meta={"run_id": run}):
                     doomed.setdefault(found.session, set()).add(found.id)
             again = any(self._detach(self.line(Where.named(s)), doomed[s]) for s in doomed)
-        for session, ids in doomed.items():
-            line = self.line(Where.named(session))
-            Pending(line, self.serde).settle()
-            line.keep(lambda c, ids=ids: c.id not in ids)  # type: ignore[misc]
+        lines = {session: self.line(Where.named(session)) for session in doomed}
+        self._settle([*lines.values()])
+        for session, line in lines.items():
+            line.keep(lambda c, ids=doomed[session]: c.id not in ids)  # type: ignore[misc]
+
+    def _settle(self, lines: Sequence[Line]) -> list[Checkpoint | None]:
+        """Before what came after them is deleted: where they stand."""
+        stands = [self.stand(line, None) for line in lines]
+        for line, (at, after) in zip(lines, stands, strict=True):
+            if at is not None and after is not None:
+                Noted(line).settle(at, after)
+        return [at for at, _ in stands]
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """With "keep_latest" also what its delta channels are made of stays."""
@@ -81,15 +92,16 @@ class Keeping(Hosted):
             if strategy == "delete":
                 self.delete_thread(thread)
                 continue
-            for line in self.lines_of(Where(str(thread), "").config(None), every=True):
+            lines = self.lines_of(Where(str(thread), "").config(None), every=True)
+            for line in lines:
                 self._detach(line)
-                kept = self._needed(line)
-                Pending(line, self.serde).settle()
+            for line, at in zip(lines, self._settle(lines), strict=True):
+                kept = self._needed(line, at)
                 line.keep(lambda c, kept=kept: c.id in kept)  # type: ignore[misc]
 
-    def _needed(self, line: Line) -> set[str]:
+    def _needed(self, line: Line, at: Checkpoint | None) -> set[str]:
         """The latest, and its ancestors up to where each of its delta channels has a value."""
-        at, find = line.latest(), line.finder()
+        find = line.finder()
         kept, seen = set[str](), set[str]()
         open_ = set(self.metadata(at).get(DELTA) or ()) if at else set()
         while at is not None and at.id not in seen:
@@ -123,7 +135,7 @@ class Keeping(Hosted):
                 copied.add(id)
                 other.save(
                     id, own["parent"], load(checkpoint), meta, checkpoint.trigger,
-                    own.get("after"),
+                    own.get("after"), own.get("thread"),
                 )  # fmt: skip
                 there = Pending(other, self.serde).notes(other.find(id) or checkpoint)
                 for facts in pending.notes(checkpoint):
@@ -161,12 +173,64 @@ class Keeping(Hosted):
         if not every and config["configurable"].get("checkpoint_ns") is not None:
             return [self.line(where)]
         thread = Where(where.thread, "")
+        if every:
+            self._branch_all(self.line(thread))
         lines, prefix = [self.line(thread)], thread.session + "|"
         for info in self.store.sessions(after=prefix):
             if not info.name.startswith(prefix):
                 break
             lines.append(self.line(Where.named(info.name)))
         return lines
+
+    # -- subgraphs -----------------------------------------------------------------------------
+
+    def _belongs(self, checkpoint: Checkpoint) -> str | None:
+        found: str | None = (self.metadata(checkpoint).get("parents") or {}).get("")
+        return found
+
+    def stand(self, line: Line, base: str | None) -> subgraphs.Stand:
+        """The latest checkpoint of a line, as of where its thread stands."""
+        if not line.where.ns:
+            latest = line.latest()
+            return subgraphs.Stand(latest, line.gone_back(latest) if latest else None)
+        self._branch(line)
+        return subgraphs.stand(line, self.line(Where(line.where.thread, "")), base, self._belongs)
+
+    def since(self, line: Line, metadata: CheckpointMetadata) -> str | None:
+        """What somebody has gone back from in the thread of a subgraph."""
+        above = metadata.get("parents") if line.where.ns else None
+        return (
+            self.line(Where(line.where.thread, "")).again.get(above.get("", "")) if above else None
+        )
+
+    def _branch_all(self, fork: Line) -> None:
+        """For all subgraphs that the thread has from which this one was forked."""
+        point = None
+        with suppress(CheckpointNotFound):
+            point = None if fork.where.ns else fork.point()
+        if point is not None:
+            home = Where.named(point.session).thread
+            for line in self.lines_of(Where(home, "").config(None), every=True):
+                if line.where.ns:
+                    self._branch(self.line(Where(fork.where.thread, line.where.ns)))
+
+    def _branch(self, line: Line) -> None:
+        """A subgraph of a fork begins as it was when the thread was forked."""
+        thread = self.line(Where(line.where.thread, ""))
+        if line.session.exists() or not thread.is_forked():
+            return
+        point = thread.point()
+        if point is None or not point.key:
+            return
+        home = self.line(Where.named(point.session))
+        source = self.line(Where(home.where.thread, line.where.ns))
+        if source.where.thread == line.where.thread:
+            return
+        self._branch(source)
+        at = subgraphs.forked(source, home, point, self._belongs)
+        if at is not None:
+            with suppress(SessionExists):  # somebody else was faster
+                source.session.fork(line.session.name, at)
 
     def metadata(self, checkpoint: Checkpoint) -> Any:
         meta = {**checkpoint.meta}

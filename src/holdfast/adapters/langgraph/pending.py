@@ -61,14 +61,16 @@ class Noted:
                 self._point = point.id if point else ""
         return asked(out) if checkpoint.id == self._point else out
 
+    def asks(self, checkpoint: Checkpoint) -> bool:
+        """Whether its step has asked somebody."""
+        return any(_has(facts, INTERRUPT) for facts in self.notes(checkpoint))
+
     def _left(self, checkpoint: Checkpoint, after: str) -> list[Facts]:
         return left(self.notes(checkpoint), after)
 
-    def settle(self) -> None:
+    def settle(self, at: Checkpoint, after: str) -> None:
         """Before children are deleted: that somebody has gone back would be seen no more."""
-        at = self._line.latest()
-        if at is not None and (after := self._line.gone_back(at)):
-            self._line.note(id_of(at), {INSTEAD: self._left(at, after)})
+        self._line.note(id_of(at), {INSTEAD: self._left(at, after)})
 
 
 class Pending(Noted):

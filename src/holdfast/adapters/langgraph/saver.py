@@ -27,6 +27,7 @@ from holdfast.adapters.langgraph.naming import (
 )
 from holdfast.adapters.langgraph.pacing import Pace, number_of
 from holdfast.adapters.langgraph.pending import Pending
+from holdfast.adapters.langgraph.subgraphs import Stand
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.adapters.langgraph.values import Decoder, StrictSerializer, decode, encode
 from holdfast.errors import CheckpointNotFound, InvalidRequest, NotFound
@@ -94,12 +95,11 @@ class HoldfastSaver(Keeping, BaseCheckpointSaver[str]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         line = self.line(Where.of(config))
         id = _asked(config)
-        found = line.find(id) if id else line.latest()
+        found, after = Stand(line.find(id)) if id else self.stand(line, _above(config))
         if found is None:
             return None
         with suppress(NotFound):  # unless it is deleted just now
             reading = self._reading(line, line.load)
-            after = None if id else line.gone_back(found)
             if after is None:
                 return self._tuple(found, reading)
             return self._tuple(found, reading, reading.pending.left(found, after))
@@ -166,7 +166,7 @@ class HoldfastSaver(Keeping, BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         line = self.line(Where.of(config))
         id = _asked(config)
-        at = line.find(id) if id else line.latest()
+        at = line.find(id) if id else self.stand(line, _above(config)).at
         find = line.finder()
         _, load, pending, decoder = self._reading(line, line.series())
         writes: dict[str, builtins.list[PendingWrite]] = {name: [] for name in channels}
@@ -224,7 +224,9 @@ class HoldfastSaver(Keeping, BaseCheckpointSaver[str]):
         state = line.encode(self.serde, values)
         state[REST] = {n: encode(self.serde, v, n) for n, v in rest.items()}
         with self._pace.saving(checkpoint["channel_versions"]):
-            line.save(id, parent, state, meta, metadata.get("source"))
+            line.save(
+                id, parent, state, meta, metadata.get("source"), thread=self.since(line, metadata)
+            )
         return {"configurable": {**where.config(id)["configurable"], "thread_id": _thread(config)}}
 
     def put_writes(
@@ -321,6 +323,12 @@ class HoldfastSaver(Keeping, BaseCheckpointSaver[str]):
 
 def _asked(config: RunnableConfig | None) -> str | None:
     return config.get("configurable", {}).get("checkpoint_id") or None if config else None
+
+
+def _above(config: RunnableConfig) -> str | None:
+    """The checkpoint of the thread that a subgraph is run for."""
+    found: str | None = (config.get("configurable", {}).get("checkpoint_map") or {}).get("")
+    return found
 
 
 def _thread(config: RunnableConfig) -> Any:

@@ -93,18 +93,20 @@ class Line(Stem):
         own = self.own(head)
         if (id := own["latest"]) in (head.key, None):
             return head if head.key else None
-        if own.get("brought") and head.key and head.seq < self._newest():
+        if own.get("brought") and head.key and head.seq < self.newest():
             return head  # somebody has gone back to it
         return self.find(id) or max(self.whole(), key=id_of, default=None)
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
+        """The number of its newest checkpoint, on whatever line."""
         with self._backend.reader() as reader:
             return lineage.newest(reader, lineage.find_session(reader, self.session.name))
 
-    def gone_back(self, latest: Checkpoint) -> str | None:
+    def gone_back(self, latest: Checkpoint, *, to_it: bool = False) -> str | None:
         """The newest child of the latest checkpoint; it has one where somebody has gone back to it.
 
-        From here on, what is written for it belongs to what comes after that child.
+        From here on, what is written for it belongs to what comes after that child. `to_it` says
+        that somebody has, though the head has not moved.
         """
         if not self.is_own(latest):
             return None
@@ -112,7 +114,8 @@ class Line(Stem):
             number, _ = reader.session(self._raw) or (None, None)
             if number is None or lineage.newest(reader, number) <= latest.seq:
                 return None
-        if (head := self.session.head) is None or not (head.id == latest.id or is_fork(head)):
+        head = self.session.head
+        if not to_it and (head is None or not (head.id == latest.id or is_fork(head))):
             return None
         for later in self.session.tree(newest_first=True):
             if later.seq <= latest.seq:
@@ -198,12 +201,14 @@ class Line(Stem):
         meta: dict[str, Any],
         trigger: str | None,
         after: str | None = None,
+        thread: str | None = None,
     ) -> None:
+        """`thread` is what somebody has gone back from in the thread of a subgraph."""
         tries = _TRIES
         with self.lock:
             while True:
                 try:
-                    self._save(id, parent, state, meta, trigger, after)
+                    self._save(id, parent, state, meta, trigger, after, thread)
                     return
                 except HeadMoved:
                     continue  # by somebody else: then this becomes a sibling
@@ -231,6 +236,7 @@ class Line(Stem):
         meta: dict[str, Any],
         trigger: str | None,
         after: str | None,
+        thread: str | None,
     ) -> None:
         last, self._last = self._last, None
         beside, latest, highest = None, "", ""
@@ -251,6 +257,8 @@ class Line(Stem):
         }  # fmt: skip
         if after := after or self.again.get(parent or ""):
             own["after"] = after
+        if thread is not None:
+            own["thread"] = thread
         fields: Fields = {
             "key": id,
             "trigger": trigger,

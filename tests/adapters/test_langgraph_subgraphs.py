@@ -1,0 +1,226 @@
+"""Subgraphs follow their thread when it is rewound or forked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+
+from holdfast.adapters.langgraph import HoldfastSaver
+from tests.adapters import graphs
+from tests.adapters.test_langgraph import config
+
+if TYPE_CHECKING:
+    from tests.home import Home
+
+FORK = config("fork")
+DURABILITY = ["sync", "async", "exit"]
+LASTING = [False, True]
+
+
+def line(*nodes: tuple[str, Any]) -> Any:
+    builder: Any = StateGraph(graphs.Plan)
+    names = [name for name, _ in nodes]
+    for name, node in nodes:
+        builder.add_node(name, node)
+    for a, b in zip([START, *names], names, strict=False):
+        builder.add_edge(a, b)
+    return builder
+
+
+def asking(saver: Any, ran: list[str], lasting: bool, depth: int = 1) -> Any:
+    """A graph that asks in a subgraph, after something was done there."""
+
+    def said(name: str, *questions: str) -> Any:
+        def node(_: Any) -> Any:
+            ran.append(name)
+            return {"steps": [interrupt(q) for q in questions] or [name]}
+
+        return node
+
+    inner = line(("draft", said("draft")), ("ask", said("ask", "go on?")), ("done", said("done")))
+    for n in range(depth - 1):
+        compiled = inner.compile(checkpointer=True if lasting else None)
+        inner = line((f"before {n}", said(f"before {n}")), (f"deep {n}", compiled))
+    outer = line(
+        ("begin", said("begin")),
+        ("inner", inner.compile(checkpointer=True if lasting else None)),
+        ("end", said("end")),
+    )
+    return outer.compile(checkpointer=saver)
+
+
+def rewind(home: Home, state: Any, thread: str = "t") -> None:
+    home.store.session(thread).rewind(f"key:{state.config['configurable']['checkpoint_id']}")
+
+
+@pytest.mark.parametrize("durability", DURABILITY)
+@pytest.mark.parametrize("lasting", LASTING)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_thread_that_was_rewound_to_a_question_in_a_subgraph(
+    home: Home, lasting: bool, depth: int, durability: Any
+) -> None:
+    ran: list[str] = []
+    graph = asking(HoldfastSaver(home.store), ran, lasting, depth)
+    graph.invoke({"steps": []}, graphs.CONFIG, durability=durability)
+    asked = graph.get_state(graphs.CONFIG)
+    first = graph.invoke(Command(resume="yes"), graphs.CONFIG, durability=durability)
+    assert "yes" in first["steps"]
+    for n, answer in enumerate(["no", "maybe"]):
+        rewind(home, asked)
+        again = graph.get_state(graphs.CONFIG)
+        assert (again.values, again.next) == (asked.values, asked.next)
+        assert again.interrupts == asked.interrupts
+        ran.clear()
+        if n:
+            graph = asking(HoldfastSaver(home.store), ran, lasting, depth)
+        done = graph.invoke(Command(resume=answer), graphs.CONFIG, durability=durability)
+        assert done["steps"] == [answer if s == "yes" else s for s in first["steps"]]
+        assert ran == ["ask", "done", "end"]
+        assert graph.get_state(graphs.CONFIG).values == done
+
+
+@pytest.mark.parametrize("lasting", LASTING)
+def test_a_step_with_a_subgraph_that_was_rewound_is_done_again(home: Home, lasting: bool) -> None:
+    ran: list[str] = []
+
+    def node(_: Any) -> Any:
+        ran.append("ran")
+        return {"steps": [f"run {len(ran)}"]}
+
+    inner = line(("one", node), ("two", node)).compile(checkpointer=True if lasting else None)
+    graph = line(("begin", node), ("inner", inner), ("end", node)).compile(
+        checkpointer=HoldfastSaver(home.store)
+    )
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    home.store.session("t").rewind("@~2")
+    state = graph.get_state(graphs.CONFIG)
+    assert (state.values["steps"], state.next) == (["run 1"], ("inner",))
+    assert len(graph.invoke(None, graphs.CONFIG)["steps"]) >= 4
+    assert len(ran) == 4 + 3
+
+
+def counting(saver: Any) -> Any:
+    """A graph with a subgraph that remembers how often it was called."""
+    inner = line(("count", lambda s: {"note": s.get("note", "") + "x"}))
+
+    class Inner:
+        graph = inner.compile(checkpointer=True)
+
+    def call(_: Any) -> Any:
+        return {"steps": [Inner.graph.invoke({"steps": []})["note"]]}
+
+    return line(("call", call)).compile(checkpointer=saver)
+
+
+def call(graph: Any, where: Any, said: str) -> list[str]:
+    steps: list[str] = graph.invoke({"steps": [said]}, where)["steps"]
+    return steps
+
+
+def test_what_a_subgraph_remembers_is_rewound_with_its_thread(home: Home) -> None:
+    graph = counting(HoldfastSaver(home.store))
+    for n in range(3):
+        steps = call(graph, graphs.CONFIG, f"{n}")
+    assert steps == ["0", "x", "1", "xx", "2", "xxx"]
+    ends = [s for s in graph.get_state_history(graphs.CONFIG) if not s.next]
+    rewind(home, ends[1])
+    assert call(graph, graphs.CONFIG, "2")[-1] == "xxx"
+    rewind(home, ends[2])
+    assert call(graph, graphs.CONFIG, "1")[-1] == "xx"
+    graph = counting(HoldfastSaver(home.store))
+    assert call(graph, graphs.CONFIG, "2")[-1] == "xxx"
+
+
+def test_what_a_subgraph_remembers_is_forked_with_its_thread(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    graph = counting(saver)
+    for n in range(3):
+        call(graph, graphs.CONFIG, f"{n}")
+    ends = [s for s in graph.get_state_history(graphs.CONFIG) if not s.next]
+    for name, end in zip(["three", "two", "one"], ends, strict=True):
+        at = end.config["configurable"]["checkpoint_id"]
+        home.store.session("t").fork(name, at=f"key:{at}")
+    home.store.session("two").fork("again")
+    assert call(graph, config("two"), "f")[-2:] == ["f", "xxx"]
+    saver.copy_thread("one", "copy")
+    saver.delete_thread("t")
+    home.store.gc()
+    assert call(graph, config("one"), "f")[-2:] == ["f", "xx"]
+    assert call(graph, config("copy"), "f")[-2:] == ["f", "xx"]
+    assert call(graph, config("again"), "f")[-2:] == ["f", "xxx"]
+    assert call(graph, config("three"), "f")[-2:] == ["f", "xxxx"]
+    assert call(graph, config("two"), "f")[-2:] == ["f", "xxxx"]
+    assert call(graph, graphs.CONFIG, "f") == ["f", "x"]
+    assert home.store.verify().ok
+
+
+@pytest.mark.parametrize("durability", DURABILITY)
+@pytest.mark.parametrize("lasting", LASTING)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_fork_at_a_question_in_a_subgraph_answers_it(
+    home: Home, lasting: bool, gone: bool, durability: Any
+) -> None:
+    ran: list[str] = []
+    saver = HoldfastSaver(home.store)
+    graph = asking(saver, ran, lasting, 2)
+    graph.invoke({"steps": []}, graphs.CONFIG, durability=durability)
+    asked = graph.get_state(graphs.CONFIG)
+    session = home.store.session("t")
+    session.fork("early")
+    first = graph.invoke(Command(resume="yes"), graphs.CONFIG, durability=durability)
+    session.fork("late", at=f"key:{asked.config['configurable']['checkpoint_id']}")
+    if gone:
+        saver.delete_thread("t")
+        home.store.gc()
+    for thread in ("early", "late"):
+        again = graph.get_state(config(thread))
+        assert (again.values, again.next) == (asked.values, asked.next)
+        assert again.interrupts == asked.interrupts
+        ran.clear()
+        done = graph.invoke(Command(resume="no"), config(thread), durability=durability)
+        assert done["steps"] == ["no" if s == "yes" else s for s in first["steps"]]
+        assert ran == ["ask", "done", "end"]
+    if not gone:
+        assert graph.get_state(graphs.CONFIG).values == first
+    rewind(home, asked, "early")
+    done = graph.invoke(Command(resume="maybe"), config("early"), durability=durability)
+    assert "maybe" in done["steps"]
+    assert "no" not in done["steps"]
+
+
+def test_a_second_question_after_a_rewind(home: Home) -> None:
+    def node(_: Any) -> Any:
+        return {"steps": [interrupt("first?"), interrupt("second?")]}
+
+    inner = line(("ask", node)).compile()
+    graph = line(("inner", inner)).compile(checkpointer=HoldfastSaver(home.store))
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    asked = graph.get_state(graphs.CONFIG)
+    for answer in ("a", "b"):
+        graph.invoke(Command(resume=answer), graphs.CONFIG)
+    rewind(home, asked)
+    graph.invoke(Command(resume="c"), graphs.CONFIG)
+    again = graph.get_state(graphs.CONFIG)
+    assert [i.value for i in again.interrupts][-1] == "second?"
+    assert graph.invoke(Command(resume="d"), graphs.CONFIG)["steps"] == ["c", "d"]
+
+
+@pytest.mark.parametrize("lasting", LASTING)
+def test_pruning_a_thread_that_was_rewound_to_a_question_in_a_subgraph(
+    home: Home, lasting: bool
+) -> None:
+    ran: list[str] = []
+    saver = HoldfastSaver(home.store)
+    graph = asking(saver, ran, lasting)
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    asked = graph.get_state(graphs.CONFIG)
+    graph.invoke(Command(resume="yes"), graphs.CONFIG)
+    rewind(home, asked)
+    saver.prune(["t"])
+    ran.clear()
+    done = graph.invoke(Command(resume="no"), graphs.CONFIG)
+    assert "yes" not in done["steps"]
+    assert ran == ["ask", "done", "end"]
