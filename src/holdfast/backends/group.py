@@ -72,9 +72,8 @@ class Group(Generic[_T]):
 
     def wake(self) -> None:
         """The turn is the first one's who waits."""
-        if self._waiting:
-            with suppress(IndexError):
-                self._waiting[0].call()
+        with suppress(IndexError):
+            self._waiting[0].call()
 
     def join(self, change: _T) -> None:
         """Wait until the change is written, by another or by ourselves."""
@@ -132,7 +131,8 @@ class Group(Generic[_T]):
         """Make place for the next one, if it was us who led."""
         if leader is not None and self._leader.get(None) is leader:
             self._leader.pop(None, None)
-            self.wake()
+            if self._waiting:
+                self.wake()
 
     def reset(self) -> None:
         """In a forked child: nobody waits."""

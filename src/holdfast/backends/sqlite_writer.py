@@ -155,7 +155,7 @@ def _jot(
     """Entries of a journal; each is written only if the lease is what it should be."""
     where = (jot.session,) if jot.token is None else (jot.session, jot.token)
     text = _ENTRY + (_THERE_IS if jot.token is None else _OURS)
-    pos, last = position(jot.session, jot.first), len(jot.entries) - 1
+    pos, last = jot.session << SEQ_BITS | jot.first, len(jot.entries) - 1
     for n, body in enumerate(jot.entries):
         sql = (before if not n else "") + text + (after if n == last else "")
         try:

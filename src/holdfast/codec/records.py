@@ -407,7 +407,7 @@ def unseal_lease(session: int, body: bytes) -> dict[str, Any]:
 def seal_entry(session: int, number: int, encoded: bytes) -> bytes:
     """What a run notes in its session's journal: a dict of facts, encoded."""
     level = rows.PLAIN if len(encoded) <= _PLAIN_ENTRY else rows.FAST
-    return rows.seal(rows.JOURNAL, position(session, number), encoded, 0, level)
+    return rows.seal(rows.JOURNAL, session << SEQ_BITS | number, encoded, 0, level)
 
 
 def open_entry(session: int, number: int, body: bytes) -> bytes:

@@ -62,7 +62,8 @@ _UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionEr
 # A Fragment is copied into the output unseen. Each one that lives holds on to its type.
 _FRAGMENTS = getrefcount(Fragment)
 _TEXT = {str, int, float, bool, type(None)}
-_BUILTIN = _TEXT | {dict, list, bytes, tuple, set}
+_PLAIN = _TEXT | {dict, list}
+_BUILTIN = _PLAIN | {bytes, tuple, set}
 # A dataclass that is one of these has more in it than its fields.
 _FULL = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float)
 
@@ -98,19 +99,11 @@ def encode_exact(value: Any, depth: int = 0) -> bytes:
         data = _packb(value, _lower, PACK)
     except (TypeError, ValueError, RecursionError):
         data = _packb(_walk(value, "state", depth), None, PACK)
-    kind = type(value)
     if len(data) > MAX_VALUE:
         raise too_big(len(data))
-    if kind is str or (kind is dict and {*map(type, value.values())} <= _TEXT):
-        return data  # text or a plain message: nothing in it that could be converted
-    if fragments_alive():
-        return _packb(_walk(value, "state", depth), None, PACK)
-    for byte in _BIN_OR_EXT:
-        if byte in data:
-            return _packb(_walk(value, "state", depth), None, PACK)
-    if _deeper_than(value, MAX_DEPTH - depth):
-        _walk(value, "state", depth)  # raises, with the path
-    return data
+    if _is_plain(value, MAX_DEPTH - depth):
+        return data
+    return _packb(_walk(value, "state", depth), None, PACK)  # raises, with the path, if too deep
 
 
 def has_lookalikes(data: bytes, count: int) -> bool:
@@ -140,15 +133,24 @@ def fragments_alive() -> bool:
     return getrefcount(Fragment) != _FRAGMENTS
 
 
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Level by level: most values have few, and a call for each of them would take longer."""
+def _is_plain(value: Any, levels: int) -> bool:
+    """Whether it holds nothing that could be converted, and is not too deep.
+
+    Level by level: most values have few, and a call for each of them would take longer.
+    """
     level = [value]
-    while level := [v for v in level if type(v) is dict or type(v) is list]:
-        if levels < 0:
-            return True
+    while (kinds := {*map(type, level)}) - _TEXT:
+        if levels < 0 or not kinds <= _PLAIN:
+            return False
         levels -= 1
-        level = [v for each in level for v in (each.values() if type(each) is dict else each)]
-    return False
+        inner: list[Any] = []
+        for each in level:
+            if type(each) is dict:
+                inner += each.values()
+            elif type(each) is list:
+                inner += each
+        level = inner
+    return True
 
 
 def too_deep(path: str = "state") -> NotSerializable:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PAGE = 500
 NOTE = "note"
 
+Kind = Literal["step", "tool", "wait"]
 Outcome = Literal["started", "done", "failed", "skipped", "rerun"]
 Where = tuple[str, int, str]
 """Run, turn and key."""
@@ -37,7 +38,7 @@ class Call:
 
     number: int
     """Of the entry that began it."""
-    kind: Literal["step", "tool", "wait"]
+    kind: Kind
     run: str
     turn: int
     key: str
@@ -69,10 +70,6 @@ def encoded(value: Any, what: str) -> bytes:
         raise
 
 
-def digest_of(arguments: bytes) -> str:
-    return sha256(arguments).hexdigest()
-
-
 def idempotency_key(run: str, turn: int, key: str) -> str:
     """The same for every attempt of every worker, and another one in a fork."""
     return sha256(f"{run}\0{turn}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -85,11 +82,12 @@ def now_us() -> int:
 # -- entries ---------------------------------------------------------------------------------------
 
 
-def started(call: Call) -> dict[str, Any]:
+def started(kind: Kind, where: Where, name: str, digest: str, arguments: Any) -> dict[str, Any]:
+    run, turn, key = where
     return {
-        "what": "started", "kind": call.kind, "run": call.run, "turn": call.turn, "key": call.key,
-        "name": call.name, "digest": call.digest, "idempotency_key": call.idempotency_key,
-        "at": call.started_us, "arguments": call.arguments,
+        "what": "started", "kind": kind, "run": run, "turn": turn, "key": key, "name": name,
+        "digest": digest, "idempotency_key": idempotency_key(run, turn, key), "at": now_us(),
+        "arguments": arguments,
     }  # fmt: skip
 
 
@@ -129,11 +127,11 @@ class Calls:
             raise Corrupt(f"entry {n} of the journal does not make sense") from e
 
     def _start(self, n: int, facts: dict[str, Any]) -> None:
+        where = run, turn, key = facts["run"], facts["turn"], facts["key"]
         call = Call(
-            n, facts["kind"], facts["run"], facts["turn"], facts["key"], facts["name"],
-            facts["digest"], facts["arguments"], facts["idempotency_key"], facts["at"],
+            n, facts["kind"], run, turn, key, facts["name"], facts["digest"], facts["arguments"],
+            facts["idempotency_key"], facts["at"],
         )  # fmt: skip
-        where = call.where
         before = self.all.get(where)
         if before is not None:
             call.attempts = before.attempts + 1
@@ -195,11 +193,13 @@ class Journal:
         """Durable when this returns. `entry` is the same encoded, where that is known."""
         self._group.join((facts, values.encode_exact(facts) if entry is None else entry))
 
-    def begin(self, call: Call, arguments: bytes) -> None:
-        """Note that a call is made, and give it its number. Its arguments are encoded already."""
-        facts = started(call)
-        self.note(facts, _ending_with(facts, "arguments", arguments))
-        call.number = self.calls.all[call.where].number
+    def begin(
+        self, kind: Kind, where: Where, name: str, digest: str, arguments: Any, encoded: bytes
+    ) -> Call:
+        """Note that a call is made. Its arguments are encoded already."""
+        facts = started(kind, where, name, digest, arguments)
+        self.note(facts, _ending_with(facts, "arguments", encoded))
+        return self.calls.all[where]
 
     def end(self, call: Call, result: Any, encoded: bytes) -> None:
         """Note what a call has returned."""

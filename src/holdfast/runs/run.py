@@ -11,6 +11,7 @@ import contextvars
 import os
 import threading
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import fields as fielding
@@ -30,7 +31,7 @@ from holdfast.runs import failures, options
 from holdfast.runs import journal as journals
 from holdfast.runs import messages as talking
 from holdfast.runs import pending as pendings
-from holdfast.runs.journal import Call, Journal, ended, idempotency_key, now_us, started
+from holdfast.runs.journal import Call, Journal, ended, now_us, started
 from holdfast.runs.morph import morph
 from holdfast.runs.opening import open_run
 from holdfast.runs.policy import EveryN, Moment, Policy
@@ -99,7 +100,8 @@ class RunCore:
         self._state: Any = None
         self._usage = Usage()
         self._ordinals: dict[tuple[int, str], int] = {}
-        self._flying: dict[str, Call] = {}
+        self._flying: dict[str, Call | None] = {}
+        """The calls that are being made; None for one that is not yet noted as begun."""
         self._visited: set[str] = set()
         self.resumed = False
         """Whether this goes on with a run that was interrupted."""
@@ -299,8 +301,11 @@ class RunCore:
 
     def _pending(self) -> list[ToolCall]:
         """Tool calls that are being made."""
-        calls = [call for call in list(self._flying.values()) if call.kind == "tool"]
+        calls = [call for call in self._begun() if call.kind == "tool"]
         return [ToolCall(call.key, call.name, call.arguments) for call in calls]
+
+    def _begun(self) -> list[Call]:
+        return [call for call in list(self._flying.values()) if call is not None]
 
     def _is_wanted(self, event: Event) -> bool:
         return self._policy.wants(Moment(event, self._turn, time.monotonic() - self._saved_at))
@@ -326,7 +331,7 @@ class RunCore:
         """A call that is noted as begun; or one that is over, with its result."""
         options.check_options(name, key, on_doubt, on_change)
         encoded = journals.encoded(arguments, "arguments")
-        digest = journals.digest_of(encoded)
+        digest = sha256(encoded).hexdigest()
         with self._lock:
             key = self._key(name, key)
             if key in self._flying:
@@ -337,14 +342,11 @@ class RunCore:
             run, journal = opened.held.run, opened.journal
             turn = self._turn if self._looping else 0
             self._visited.add(key)
-            known = journal.calls.all.get((run, turn, key))
+            where = run, turn, key
+            known = journal.calls.all.get(where)
             if known is not None and self._is_over(known, digest, on_doubt, on_change):
                 return known
-            call = Call(
-                0, kind, run, turn, key, name, digest, arguments,
-                idempotency_key(run, turn, key), now_us(),
-            )  # fmt: skip
-            self._flying[key] = call
+            self._flying[key] = None
         try:
             if known is not None and known.outcome == "started" and verify is not None:
                 verdict = verify(known.idempotency_key)
@@ -359,10 +361,11 @@ class RunCore:
                     f"{key!r} was begun and may have had its effect",
                     key=key, idempotency_key=known.idempotency_key,
                 )  # fmt: skip
-            journal.begin(call, encoded)
+            call = journal.begin(kind, where, name, digest, arguments, encoded)
         except BaseException:
             self._flying.pop(key, None)
             raise
+        self._flying[key] = call
         return call
 
     def _key(self, name: str, key: str | None) -> str:
@@ -395,7 +398,7 @@ class RunCore:
 
     def succeed(self, call: Call, result: Any) -> None:
         try:
-            self._journal.end(call, result, journals.encoded(result, "result"))
+            self._ours.journal.end(call, result, journals.encoded(result, "result"))
         finally:
             self._flying.pop(call.key, None)
         self._after("tool" if call.kind == "tool" else "llm")
@@ -416,7 +419,7 @@ class RunCore:
             self._journal.note(ended(call.number, "rerun", now_us()))
 
     def stream(self, key: str, chunk: Any) -> None:
-        for call in list(self._flying.values()):
+        for call in self._begun():
             if key in (call.key, call.name):
                 self._journal.note(journals.streamed(call.number, chunk))
                 return
@@ -438,9 +441,7 @@ class RunCore:
             self._journal.refresh()
             call = self._journal.calls.all.get(where)
             if call is None:
-                idem = idempotency_key(*where)
-                call = Call(0, "wait", *where, name, "", prompt, idem, now_us())
-                self._journal.note(started(call))
+                self._journal.note(started("wait", where, name, "", prompt))
             elif call.outcome == "done":
                 return call.result
         raise Halt(f"waiting for {name!r}", f"session.answer({name!r}, …), then run again")
