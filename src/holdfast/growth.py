@@ -267,7 +267,8 @@ def grow(
     )  # fmt: skip
     growth.end, growth.count, growth.size, growth.hash = end, count, total, chain
     growth.held, growth.loose, growth.last = held, loose, (stream, first, length)
-    growth.items += [(flat, None) for flat in flats]
+    for flat in flats:
+        growth.items.append((flat, None))
     writer.head, writer.head_row = new_head, head_row
     place = _new(Place, (number, seq))
     writer.tip = _new(type(tip), (place, id, digest, step, created, line, root, parent_seq))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from functools import lru_cache
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 BYTES = 15
@@ -50,6 +51,7 @@ def lowest_at(ms: int) -> bytes:
     return (since << _BELOW_MS).to_bytes(BYTES, "big")
 
 
+@lru_cache(256)  # a checkpoint's id is told more than once, and again as its child's parent
 def to_text(raw: bytes) -> str:
     n = int.from_bytes(raw, "big")
     return "".join([_PAIRS[(n >> shift) & 1023] for shift in range(110, -1, -10)])

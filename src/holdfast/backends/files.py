@@ -105,8 +105,11 @@ class FilesBackend(Backend):
         self._check_open()
         if self.read_only:
             raise Unavailable(f"the store {self.path} was opened read-only")
-        with _translated(self.path):
+        try:
             yield self._home
+        except OSError:
+            with _translated(self.path):
+                raise
 
     def commit(self, change: Change) -> None:
         with self._writing() as home:

@@ -224,7 +224,7 @@ class Streams:
 
     def append(self, path: Path, end: int, lines: Sequence[Line], batch: disk.Batch) -> None:
         """Add lines behind those of numbers below `end`; what else there is was never committed."""
-        new = not path.exists()
+        new = not os.path.exists(path)
         if new:  # who copies a store may leave out folders that are empty
             disk.make_folder(path.parent)
         data = b"".join([show(line) for line in lines])

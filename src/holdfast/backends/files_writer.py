@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
@@ -129,17 +129,19 @@ class Home:
     @contextmanager
     def sessions(self, own: Iterable[int], others: Iterable[int] = ()) -> Iterator[None]:
         """Nobody else writes to our sessions; nothing is written to the others."""
-        exclusive = set(own)
         with ExitStack() as stack:
-            for number in sorted(exclusive | set(others)):
-                folder = self.catalog.folder(number)
-                if folder is not None:
-                    lock, shared = f"{folder.path}/{LOCK}", number not in exclusive
-                    try:
-                        stack.enter_context(disk.locked(lock, self.timeout, shared=shared))
-                    except FileNotFoundError:  # gc has removed it
-                        self.catalog.refresh(force=True)
+            self.lock_sessions(stack, set(own), set(others))
             yield
+
+    def lock_sessions(self, stack: ExitStack, own: set[int], others: set[int]) -> None:
+        for number in sorted(own | others):
+            folder = self.catalog.folder(number)
+            if folder is not None:
+                lock, shared = f"{folder.path}/{LOCK}", number not in own
+                try:
+                    stack.enter_context(disk.locked(lock, self.timeout, shared=shared))
+                except FileNotFoundError:  # gc has removed it
+                    self.catalog.refresh(force=True)
 
     # -- the log -------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Home:
 
     def tell(self, ledger: Ledger | None = None) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
-        self.hint(f"{self.root}/{VERSION}", token_bytes(12))
+        self.hint(f"{self.root}/{VERSION}", os.urandom(12))
         if ledger is not None:
             self.hint(f"{ledger.folder}/{HEAD}", hint(ledger.entries))
 
@@ -209,7 +211,7 @@ def commit(home: Home, change: Change) -> None:
             _check_name(home, change.create[0])
             _make_folder(home, session, change.create, notes.origin)
         needed = {s for s, _ in notes.needs}
-        stack.enter_context(home.sessions([session], needed))
+        home.lock_sessions(stack, {session}, needed)
         ledger = _checked(home, change, notes)
         if change.blobs or notes.shares:
             stack.enter_context(home.blobs(shared=True))

@@ -48,11 +48,12 @@ _encode, _escape = [
 ]
 # Where an encoding has none of these bytes it is JSON in other clothes: it has no bytes, tags or
 # floats, and no key that would have to be escaped.
-_NOT_JSON = [bytes((n,)) for n in (*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$")]
+_NOT_JSON = bytes((*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$"))
 # A high surrogate and then a low one: JSON takes the two for one character.
 _PAIR = re.compile(rb"\xed[\xa0-\xaf].\xed[\xb0-\xbf]", re.DOTALL)
 # How long an integer may be as text is up to each process, but 640 digits are allowed in all.
 _LONGEST_INT = 256
+_SIMPLE = {str, int, bool, type(None)}
 _KINDS = {"list": 0, "dict": 1, "text": 2, "bytes": 2, "raw": 2}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -82,7 +83,7 @@ def loads(text: bytes) -> Any:
 def show(data: bytes) -> Any:
     """The rendering of an encoding, stored or canonical."""
     try:
-        if not any(byte in data for byte in _NOT_JSON):
+        if len(data.translate(None, _NOT_JSON)) == len(data):
             shown = ormsgpack.unpackb(data)  # what most messages are
             if _pack(shown) == data:
                 return shown
@@ -151,7 +152,7 @@ def _hide(shown: Any) -> Any:
             if name[:1] == "$" and name[:2] != "$$":
                 return _hide_tag(name, inner)
         return {k[1:] if k.startswith("$$") else _plain(k): _hide(v) for k, v in shown.items()}
-    if kind is list:
+    if kind is list and not {*map(type, shown)} <= _SIMPLE:
         return [_hide(v) for v in shown]
     return shown
 

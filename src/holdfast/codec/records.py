@@ -69,7 +69,7 @@ def checkpoint_address(session: int, seq: int, id: bytes) -> int:
     if type(id) is not bytes:
         raise Corrupt(f"the id of checkpoint {seq} is damaged")
     fold = int.from_bytes(id[:8], "big") ^ int.from_bytes(id[7:], "big")
-    return position(session, seq) ^ fold
+    return (session << SEQ_BITS | seq) ^ fold
 
 
 def metadata(
