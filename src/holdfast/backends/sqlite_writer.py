@@ -37,9 +37,9 @@ _SHARE = """INSERT INTO blobs (digest, uses, body) VALUES (?, random() & 0xfffff
 ON CONFLICT (digest) DO UPDATE SET uses = uses + 1"""
 _REWRITE = _SHARE + ", body = excluded.body"
 _CHECKPOINT = "INSERT INTO checkpoints VALUES (?, ?, ?); "
-# The most frequent change in one call. Each statement goes on only if the one before changed a row.
-_APPEND = f"""{_BEGIN}{_SWAP}; INSERT INTO items SELECT ?, ? WHERE changes();
-INSERT INTO checkpoints SELECT ?, ?, ? WHERE changes(); COMMIT"""
+# The most frequent change.
+_BEGIN_APPEND = _BEGIN + _SWAP
+_APPEND = f"{_ITEM}{_CHECKPOINT}COMMIT"
 
 
 def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot) -> None:
@@ -57,14 +57,11 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot
     ):
         session = change.session
         (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
-        _put(
-            cursor,
-            _APPEND,
-            (change.head, session, change.expect, stream << STREAM_BITS | first, row,
-             session << SEQ_BITS | seq, id, body),
-        )  # fmt: skip
-        if not connection.changes():
+        cursor.execute(_BEGIN_APPEND, (change.head, session, change.expect))
+        if connection.changes() != 1:
             raise Moved
+        values = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
+        _put(cursor, _APPEND, values)
         return
     _apply(connection, cursor, change, _BEGIN, "COMMIT")
 

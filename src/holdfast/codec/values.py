@@ -138,7 +138,10 @@ def _is_plain(value: Any, levels: int) -> bool:
 
     Level by level: most values have few, and a call for each of them would take longer.
     """
-    level = [value]
+    if type(value) is dict:  # what most are
+        level, levels = [*value.values()], levels - 1
+    else:
+        level = [value]
     while (kinds := {*map(type, level)}) - _TEXT:
         if levels < 0 or not kinds <= _PLAIN:
             return False
