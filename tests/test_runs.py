@@ -352,6 +352,8 @@ def test_a_run_tells_what_is_pending(home: Home) -> None:
     in_doubt(home)
     with home.session().run() as run:
         assert [(p.key, p.state) for p in run.pending] == [("c1", "in doubt")]
+        seen = home.another().session("s").pending()
+        assert [(p.key, p.state) for p in seen] == [("c1", "in doubt")]
         told = run.step("look", lambda: [(p.key, p.state) for p in run.pending])
         assert told == [("c1", "in doubt"), ("look#1", "running")]
         with pytest.raises(BaseException, match="waiting"):

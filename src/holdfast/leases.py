@@ -98,6 +98,8 @@ class Held(NamedTuple):
     """and the number of its first entry in the journal."""
     open: bool
     """It has not come to its end, so it can be taken up again."""
+    since: int = 0
+    """The number of the first entry that can be of this attempt."""
 
     def seal(self, session: int) -> bytes:
         return records.seal_lease(session, self._asdict() | {"owner": [*self.owner]})

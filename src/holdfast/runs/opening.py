@@ -148,12 +148,12 @@ def _try(
             raise _nothing(handle.name)
         if before is not None and resume and name is not None and before.name != name:
             raise _another(handle.name, name, before)
+        owner, since = Owner.this(), reader.last_entry(number) + 1
         if before is not None:
-            held = before._replace(owner=Owner.this(), attempt=before.attempt + 1)
+            held = before._replace(owner=owner, attempt=before.attempt + 1, since=since)
         else:
-            first = reader.last_entry(number) + 1
             run = secrets.token_hex(8)
-            held = Held(run, name, Owner.this(), 1, head.seq, first, open=True)
+            held = Held(run, name, owner, 1, head.seq, first=since, since=since, open=True)
         base, turn = _where(reader, number, held, head, tip)
         journal = Journal(backend, number, token)
         journal.catch_up(reader, held.first)

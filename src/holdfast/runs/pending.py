@@ -12,7 +12,7 @@ from holdfast.runs import journal as journals
 from holdfast.runs.journal import Call, Journal, ended, now_us
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from holdfast.backends.base import Backend, Reader
 
@@ -65,16 +65,16 @@ def of_session(reader: Reader, number: int, name: str) -> list[Pending]:
         return []
     _, head = lineage.read_head(reader, number)
     active = leases.holder(reader, number, head)
-    run = active[1].run if active else None
-    return [told(call, name, [call.key] if call.run == run else []) for call in calls]
+    run, since = (active[1].run, active[1].since) if active else (None, 0)
+    return [told(call, name, running=call.run == run and call.number >= since) for call in calls]
 
 
-def told(call: Call, session: str, running: Collection[str]) -> Pending:
-    """A call without an end, given the keys of those that are being made."""
+def told(call: Call, session: str, *, running: bool) -> Pending:
+    """A call without an end, which is being made or not."""
     state: Literal["running", "in doubt", "waiting"] = "in doubt"
     if call.kind == "wait":
         state = "waiting"
-    elif call.key in running:
+    elif running:
         state = "running"
     return Pending(
         session, _shown(call), call.name, state, call.arguments, call.idempotency_key, call.run,
@@ -128,7 +128,11 @@ def resolve(backend: Backend, number: int, session: str, key: str, verdict: Verd
         _, head = lineage.read_head(reader, number)
         active = leases.holder(reader, number, head)
         if active is not None and active[1].run == call.run:
-            raise SessionBusy(f"{key!r} is being called by process {active[1].owner.pid}")
+            raise SessionBusy(
+                f"session {session!r} is run by process {active[1].owner.pid}, which may call "
+                f"{key!r} itself",
+                hint="it asks when it comes to that, or run(takeover=True)",
+            )
     journal.note(ended(call.number, verdict.outcome, now_us(), **verdict.more))
 
 

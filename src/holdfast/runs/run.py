@@ -251,8 +251,9 @@ class RunCore:
     def pending(self) -> list[Pending]:
         """What this run waits for, and its calls that have no end: under way, or in doubt."""
         self._journal.refresh()  # somebody may have answered
-        name, flying = self._given.name, [*self._flying]
-        return [pendings.told(call, name, flying) for call in self._journal.calls.open()]
+        name, begun = self._given.name, [*map(id, self._begun())]
+        calls = self._journal.calls.open()
+        return [pendings.told(call, name, running=id(call) in begun) for call in calls]
 
     @property
     def session(self) -> Session:
