@@ -347,6 +347,24 @@ def test_what_cannot_be_called_is_not_in_doubt(home: Home) -> None:
         home.session().run(name=wrong_name)
 
 
+def test_what_cannot_be_stored_is_named_by_what_it_was_given_as(home: Home) -> None:
+    odd = {"deep": [1, object()]}
+    session = home.session()
+    with pytest.raises(NotSerializable, match=r"^prompt\.deep\[1\]"), session.run() as run:
+        run.wait_for("go", prompt=odd)
+    with pytest.raises(NotSerializable, match=r"^chunk\.deep\[1\]"), session.run() as run:
+        run.step("talk", lambda: run.partial("talk", odd))
+    with session.run() as run:
+        run.wait_for("go")
+    with pytest.raises(NotSerializable, match=r"^answer\.deep\[1\]"):
+        session.answer("go", odd)
+    assert [p.state for p in session.pending()] == ["waiting"]
+    in_doubt(home)
+    with pytest.raises(NotSerializable, match=r"^result\.deep\[1\]"):
+        session.resolve("c1", result=odd)
+    assert [p.state for p in session.pending()] == ["waiting", "in doubt"]
+
+
 def test_a_run_tells_what_is_pending(home: Home) -> None:
     """It knows what it calls itself, and what another has left."""
     in_doubt(home)

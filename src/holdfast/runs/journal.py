@@ -100,6 +100,15 @@ def _ending_with(facts: dict[str, Any], name: str, encoded: bytes) -> bytes:
     return values.encode({**facts, name: None})[:-1] + encoded  # None is one byte
 
 
+def _whole(facts: dict[str, Any]) -> bytes:
+    try:
+        return values.encode_exact(facts)
+    except NotSerializable:
+        for name, value in facts.items():
+            values.check(value, name)
+        raise
+
+
 def streamed(call: int, chunk: Any) -> dict[str, Any]:
     return {"what": "partial", "of": call, "chunk": chunk}
 
@@ -191,7 +200,7 @@ class Journal:
 
     def note(self, facts: dict[str, Any], entry: bytes | None = None) -> None:
         """Durable when this returns. `entry` is the same encoded, where that is known."""
-        self._group.join((facts, values.encode_exact(facts) if entry is None else entry))
+        self._group.join((facts, _whole(facts) if entry is None else entry))
 
     def begin(
         self, kind: Kind, where: Where, name: str, digest: str, arguments: Any, encoded: bytes

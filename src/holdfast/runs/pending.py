@@ -99,6 +99,7 @@ def answer(backend: Backend, number: int, session: str, name: str, value: Any) -
         journal.catch_up(reader)
         waiting = [call for call in journal.calls.open() if call.kind == "wait"]
         call = _find(waiting, name, f"session {session!r} does not wait for {name!r}")
+    journals.encoded(value, "answer")
     journal.note(ended(call.number, "done", now_us(), result=value))
 
 

@@ -442,6 +442,7 @@ class RunCore:
             self._journal.refresh()
             call = self._journal.calls.all.get(where)
             if call is None:
+                journals.encoded(prompt, "prompt")
                 self._journal.note(started("wait", where, name, "", prompt))
             elif call.outcome == "done":
                 return call.result
