@@ -101,6 +101,19 @@ def test_a_fork_is_called_by_what_its_name_adds(store: holdfast.Store, look: Loo
     assert whole["x"] + whole["width"] - words["x"] - words["width"] < 10  # no empty tail
 
 
+def test_a_short_name_is_not_cut(store: holdfast.Store, look: Look) -> None:
+    trip = worlds.trip(store)
+    trip.fork("trip-b", "flight found")
+    trip.fork("another way to get there, which is long", "flight found")
+    viewer = look(store, "s=trip")
+    names = viewer.row("flight found").locator(".chip span")
+    expect(names).to_have_count(2)
+    short, long = names.first, names.last
+    cut = "span => span.scrollWidth > span.clientWidth"
+    assert (short.inner_text(), short.evaluate(cut)) == ("b", False)
+    assert long.evaluate(cut)
+
+
 def test_who_chooses_a_session_while_it_loads_waits_for_it(
     store: holdfast.Store, look: Look
 ) -> None:

@@ -75,7 +75,12 @@ def translated(path: Path) -> Iterator[None]:
     """SQLite's errors as ours."""
     try:
         yield
-    except (apsw.CorruptError, apsw.NotADBError, apsw.FormatError) as e:
+    except apsw.NotADBError as e:
+        raise Corrupt(
+            f"{path} is not a store, or its first bytes are damaged",
+            hint="is it the right file? otherwise put a backup back",
+        ) from e
+    except (apsw.CorruptError, apsw.FormatError) as e:
         raise Corrupt(f"the store {path} is damaged: {e}") from e
     except (UnicodeDecodeError, OverflowError) as e:  # a column's type was damaged
         raise Corrupt(f"the store {path} is damaged: {e}") from e

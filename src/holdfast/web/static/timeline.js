@@ -9,6 +9,7 @@ import { go, view } from "./view.js";
 export const ROW_HEIGHT = 32;
 const AROUND = 12;
 const MOST_CHIPS = 2;
+const SHORT = 8; // a name of so many characters is not cut
 
 export class Timeline {
   constructor() {
@@ -167,7 +168,9 @@ export function sessionChip(name, id, title) {
     event.stopPropagation();
     go({ session: name, id, other: null, pane: id ? "detail" : "timeline" });
   };
-  return el("button", { class: "chip", type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, beside(name)));
+  const text = beside(name);
+  const whole = text.length <= SHORT ? " whole" : "";
+  return el("button", { class: `chip${whole}`, type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, text));
 }
 
 /** A fork is mostly named after what it comes from: then only what it adds is told. */
