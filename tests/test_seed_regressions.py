@@ -317,7 +317,7 @@ def test_row11_foreign_files(home, tmp_path):
     for content in (b"", b"not a database", b"SQLite format 3\0" + bytes(5000)):
         foreign = tmp_path / "foreign.db"
         foreign.write_bytes(content)
-        with pytest.raises((Corrupt, UnsupportedFormat), match="not a .*store|damaged"):
+        with pytest.raises((Corrupt, UnsupportedFormat), match=r"not a .*store|damaged"):
             holdfast.open(foreign)
         assert foreign.read_bytes() == content
     for name in (".store.db.0a1b.new", "store.json", "s_latest.json", "index.json"):

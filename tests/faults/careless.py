@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.backends.files_reader import FilesReader, blob_path
 from holdfast.backends.files_streams import Streams
 from holdfast.backends.files_writer import Home
 from holdfast.codec.streams import MAX_ITEMS
+from holdfast.errors import Unavailable
 
 from .writer import main
 
@@ -120,6 +122,25 @@ def locks_nothing() -> None:
         yield
 
     disk.locked = open_to_all
+
+
+@contextmanager
+def locked_by_a_file(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
+    """A lock that is there as long as its file is, whatever became of who has made it."""
+    mine = f"{path}.{os.getpid() if shared else 'held'}"
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            os.close(os.open(mine, os.O_CREAT | os.O_EXCL, 0o600))
+            break
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                raise Unavailable("it is locked") from None
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        os.unlink(mine)
 
 
 def takes_shared_blobs() -> None:

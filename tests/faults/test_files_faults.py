@@ -392,15 +392,44 @@ def test_a_stopped_process_that_has_the_lock_is_named(tmp_path):
         assert store.verify(read_data=True).ok
 
 
-def test_a_killed_process_gives_the_lock_back_at_once(tmp_path):
+def test_mutant_that_does_not_wait_for_a_stopped_process(tmp_path, monkeypatch):
     url = workload.url_of(tmp_path, "files")
-    with holdfast.open(url) as store:
+    with holdfast.open(url, timeout=0.3) as store:
         store.session("held").save({"by": "us"})
         child = holder(url)
-        child.kill()
-        assert child.finish() == -signal.SIGKILL
+        monkeypatch.setattr(disk, "locked", disk.locked)  # to be put back
+        careless.locks_nothing()
+        try:
+            store.session("held").save({"by": "us again"})  # nobody is named
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+            child.finish()
+
+
+def dead_holder(url: str) -> None:
+    """Somebody has the lock of a session, and is killed."""
+    with holdfast.open(url) as store:
+        store.session("held").save({"by": "us"})
+    child = holder(url)
+    child.kill()
+    assert child.finish() == -signal.SIGKILL
+
+
+def test_a_killed_process_gives_the_lock_back_at_once(tmp_path):
+    url = workload.url_of(tmp_path, "files")
+    dead_holder(url)
+    with holdfast.open(url) as store:
         began = time.monotonic()
         store.session("held").save({"by": "us again"})
         assert time.monotonic() - began < 2
         assert store.session("held").load() == {"by": "us again"}
         assert store.verify(read_data=True).ok
+
+
+def test_mutant_whose_locks_outlive_their_holder(tmp_path, monkeypatch):
+    url = workload.url_of(tmp_path, "files")
+    holdfast.open(url).close()
+    monkeypatch.setattr(disk, "locked", careless.locked_by_a_file)
+    dead_holder(url)
+    with holdfast.open(url, timeout=0.3) as store, pytest.raises(holdfast.Unavailable):
+        store.session("held").save({"by": "us again"})

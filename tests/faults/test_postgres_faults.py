@@ -292,11 +292,21 @@ def test_mutant_that_does_not_compare_heads(url, monkeypatch):
 # -- dying writers ---------------------------------------------------------------------------------
 
 
-def test_killed_writers(url, monkeypatch, rounds):
+def killed(url: str, monkeypatch: pytest.MonkeyPatch, kills: int, **more: Any) -> killing.Report:
     holdfast.open(url, create=True).close()
     monkeypatch.setattr(killing, "url_of", lambda *_: url)
     monkeypatch.setattr(killing, "ROUNDS", 10_000)  # one store for all
-    report = killing.campaign(rounds(15, torture=1_000), writers=2)
+    report = killing.campaign(kills, writers=2, **more)
     print(report)
+    return report
+
+
+def test_killed_writers(url, monkeypatch, rounds):
+    report = killed(url, monkeypatch, rounds(15, torture=1_000))
     assert report.acknowledged
     assert not report.failures, str(report)
+
+
+def test_mutant_that_acknowledges_before_it_saves(url, monkeypatch):
+    report = killed(url, monkeypatch, 60, make=killing.AcknowledgesFirst)
+    assert any("neither acknowledged nor attempted" in found for found in report.failures)
