@@ -47,9 +47,12 @@ from holdfast import (
     leases,
 )
 from holdfast.runs import journal
-from holdfast.runs.journal import Journal
-from holdfast.runs.opening import Opened
 from holdfast.runs.run import Halt, RunCore
+from tests.careless_runs import (
+    calls_what_is_in_doubt,
+    compares_no_tokens,
+    goes_on_from_the_head,
+)
 
 POLICIES: list[Policy] = [EveryN(1), EveryN(2), AfterToolCall(), Never()]
 
@@ -728,23 +731,6 @@ def test_runs_equal_the_model(
 # -- mutants ---------------------------------------------------------------------------------------
 
 
-def goes_on_from_the_head(patch: pytest.MonkeyPatch) -> None:
-    """A turn that starts again has what it changed before."""
-    patch.setattr(Opened, "base_state", lambda self: self.handle.load())
-
-
-def calls_what_is_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """An entry without an end is taken for none."""
-    catch_up = Journal.catch_up
-
-    def read(self: Journal, *args: Any) -> None:
-        catch_up(self, *args)
-        for call in self.calls.open():
-            del self.calls.all[call.where]
-
-    patch.setattr(Journal, "catch_up", read)
-
-
 def leaves_a_run_open(patch: pytest.MonkeyPatch) -> None:
     """What moves the head says nothing to the run that was there."""
     patch.setattr(leases, "closed", lambda *_: None)
@@ -767,14 +753,6 @@ def goes_on_at_the_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunCore, "open", open_)
 
 
-def fences_nobody(patch: pytest.MonkeyPatch) -> None:
-    """Entries are taken from whoever had the session once."""
-    begin = Journal.__init__
-    patch.setattr(
-        Journal, "__init__", lambda self, backend, number, _: begin(self, backend, number, None)
-    )
-
-
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -783,7 +761,7 @@ def fences_nobody(patch: pytest.MonkeyPatch) -> None:
         leaves_a_run_open,
         keys_calls_by_their_place,
         goes_on_at_the_head,
-        fences_nobody,
+        compares_no_tokens,
     ],
 )
 def test_mutant_of_runs(monkeypatch: pytest.MonkeyPatch, mutant: Any) -> None:

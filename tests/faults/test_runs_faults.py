@@ -19,9 +19,13 @@ import holdfast
 from holdfast import AfterLLMResponse, AfterToolCall, EveryN, Policy, SessionBusy, aruns, leases
 from holdfast.aruns import AsyncRun
 from holdfast.runs.journal import Call, Journal
-from holdfast.runs.opening import Opened
 from holdfast.runs.run import current
 from holdfast.writing import Writer
+from tests.careless_runs import (
+    calls_what_is_in_doubt,
+    compares_no_tokens,
+    goes_on_from_the_head,
+)
 
 from . import agents, processes
 from .agents import SECONDS, Agent, Place, Report, trail_of
@@ -349,23 +353,6 @@ def notes_ends_later(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "_put", lazy)
 
 
-def calls_what_is_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """An entry without an end is taken for none."""
-    catch_up = Journal.catch_up
-
-    def read(self: Journal, *args: Any) -> None:
-        catch_up(self, *args)
-        for call in self.calls.open():
-            del self.calls.all[call.where]
-
-    patch.setattr(Journal, "catch_up", read)
-
-
-def goes_on_from_the_head(patch: pytest.MonkeyPatch) -> None:
-    """A turn that starts again has what it changed before."""
-    patch.setattr(Opened, "base_state", lambda self: self.handle.load())
-
-
 def awaits_no_ends(patch: pytest.MonkeyPatch) -> None:
     """A result is returned while DONE is being written."""
     written = set()
@@ -402,14 +389,6 @@ def test_mutant_of_resuming(
     report = agents.every_boundary(place, kind, until=f": {found}")
     print(report)
     assert any(f": {found}" in failure for failure in report.failures)
-
-
-def compares_no_tokens(patch: pytest.MonkeyPatch) -> None:
-    """Entries are taken from everybody."""
-    begin = Journal.__init__
-    patch.setattr(
-        Journal, "__init__", lambda self, backend, number, _: begin(self, backend, number, None)
-    )
 
 
 def ignores_a_takeover(patch: pytest.MonkeyPatch) -> None:
