@@ -113,13 +113,13 @@ class SqliteBackend(Backend):
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        with files.translated(self.path):
+        healthy, connection = False, None
+        try:
             with self._lock:
                 if self._closed:
                     raise InvalidRequest("the store is closed", hint="open it again")
                 self._reading += 1
                 connection = self._readers.pop() if self._readers else None
-            healthy = False
             try:
                 if connection is None:
                     connection = self._connect()
@@ -137,6 +137,9 @@ class SqliteBackend(Backend):
                     elif connection is not None:
                         self._readers.append(connection)
                     self._idle.notify_all()
+        except BaseException:
+            with files.translated(self.path):
+                raise
 
     def reset_lock(self) -> None:
         return  # its own hooks let go of everything before a fork
