@@ -785,6 +785,18 @@ def test_whoever_listens_does_not_keep_it_from_ending(store, capfd):
         told.close()
 
 
+def test_what_was_not_told_is_not_undone(trip, ask, act):
+    ref = ask("undoable", session="trip")["undo"]["ref"]
+    trip.append("messages", {"role": "user", "content": "one more"})
+    newest = trip.get().id
+    for wrong in (ref, "nonsense", "checkpoint x"):
+        assert "meanwhile" in act("undo", 409, session="trip", ref=wrong)["message"]
+    assert trip.get().id == newest
+    for kind in ("undo", "redo"):
+        act(kind, session="trip", ref=ask("undoable", session="trip")[kind]["ref"])
+    assert trip.get().id == newest
+
+
 def test_what_undo_would_do_is_told(store, trip, ask):
     told = ask("undoable", session="trip")
     assert (told["undo"]["kind"], told["undo"]["saved"]) == ("append", True)

@@ -55,8 +55,8 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
 _ACTIONS: dict[str, tuple[str, str, str, str]] = {
     "fork": ("A new session from a checkpoint", "id name", "", "checkpoint"),
     "rewind": ("Move a session's head", "id", "session", "checkpoint"),
-    "undo": ("Take the last change of a session back", "session", "", "operation"),
-    "redo": ("Do again what undo took back", "session", "", "operation"),
+    "undo": ("Take the last change of a session back", "session", "ref", "operation"),
+    "redo": ("Do again what undo took back", "session", "ref", "operation"),
     "tag": ("Tag a checkpoint", "id tag", "", "checkpoint"),
     "label": ("Label a checkpoint", "id label", "", "checkpoint"),
     "resolve": ("Decide what became of a call", "session key decided", "result", "decision"),

@@ -18,7 +18,7 @@ from holdfast import retention as retaining
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.effects import GONE, Effect, Scene, back, forward
-from holdfast.errors import CheckpointNotFound, Corrupt, InvalidRequest, SessionNotFound
+from holdfast.errors import CheckpointNotFound, Conflict, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.lineage import Place
 from holdfast.model import DAMAGED, Operation
 from holdfast.writing import Tip
@@ -208,15 +208,17 @@ class Operator:
 
     # -- undo and redo -------------------------------------------------------------------------
 
-    def undo(self) -> Operation:
+    def undo(self, only: Ref | None = None) -> Operation:
+        """With `only`, that one or nothing."""
+
         def plan(scene: Scene) -> Effect:
-            return undo_step(scene, self._writer.name).effect
+            return _wanted(undo_step(scene, self._writer.name), only)
 
         return self.run("undo", plan, deleted=True)
 
-    def redo(self) -> Operation:
+    def redo(self, only: Ref | None = None) -> Operation:
         def plan(scene: Scene) -> Effect:
-            return redo_step(scene, self._writer.name).effect
+            return _wanted(redo_step(scene, self._writer.name), only)
 
         return self.run("redo", plan, deleted=True)
 
@@ -228,6 +230,12 @@ class Step(NamedTuple):
     kind: str
     details: dict[str, Any]
     effect: Effect
+
+
+def _wanted(step: Step, only: Ref | None) -> Effect:
+    if only is not None and step.ref != only:
+        raise Conflict("something else was done meanwhile", hint="look again at what there is now")
+    return step.effect
 
 
 def upcoming(reader: Reader, name: str, *, redo: bool = False) -> Step:

@@ -29,11 +29,20 @@ def rewind(store: Store, asked: Asked) -> Shape:
 
 
 def undo(store: Store, asked: Asked) -> Shape:
-    return shapes.operation(asked.session(store).undo())
+    """With `ref`, what was told to be taken back, or nothing."""
+    return shapes.operation(asked.session(store)._operator.undo(_ref(asked)))
 
 
 def redo(store: Store, asked: Asked) -> Shape:
-    return shapes.operation(asked.session(store).redo())
+    return shapes.operation(asked.session(store)._operator.redo(_ref(asked)))
+
+
+def _ref(asked: Asked) -> tuple[str, int] | None:
+    ref = asked.maybe("ref")
+    if ref is None:
+        return None
+    where, _, n = ref.partition(" ")
+    return where, int(n) if n.isascii() and n.isdigit() else 0
 
 
 def tag(store: Store, asked: Asked) -> Shape:

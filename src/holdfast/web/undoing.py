@@ -48,6 +48,7 @@ def _shown(reader: Reader, session: int, now: int, step: Step) -> Shape:
         found = lineage.read_operation(session, "", *reader.operations(session, n, n)[0])[1]
         created = shapes.when(found.created_at)
     shown: Shape = {
+        "ref": f"{where} {n}",
         "kind": step.kind,
         "created_at": created,
         "checkpoint": None if about is None else _row(reader, Place(session, about)),

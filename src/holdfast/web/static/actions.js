@@ -136,7 +136,7 @@ export async function stepBack(session, desk, kind = "undo") {
     command: () => typed(kind, session),
     verb: undo ? "Undo" : "Redo",
     send: async () => {
-      const done = await api.post(kind, { session });
+      const done = await api.post(kind, { session, ref: step.ref });
       notice(`${session}: ${done.summary}`);
       desk.done(session);
     },

@@ -9,7 +9,7 @@ import { go, view } from "./view.js";
 export const ROW_HEIGHT = 32;
 const AROUND = 12;
 const MOST_CHIPS = 2;
-const SHORT = 8; // a name of so many characters is not cut
+const SHORT_NAME = 8; // a name of so many characters is not cut
 
 export class Timeline {
   constructor() {
@@ -169,7 +169,7 @@ export function sessionChip(name, id, title) {
     go({ session: name, id, other: null, pane: id ? "detail" : "timeline" });
   };
   const text = beside(name);
-  const whole = text.length <= SHORT ? " whole" : "";
+  const whole = text.length <= SHORT_NAME ? " whole" : "";
   return el("button", { class: `chip${whole}`, type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, text));
 }
 
