@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,8 @@ class Trail:
         self.say(line)
         self._passed += 1
         for event in {self._passed, line} & self._at.keys():
-            os.kill(os.getpid(), self._at[event])
+            # To this very thread, which would otherwise go on until another has got the signal.
+            signal.pthread_kill(threading.get_ident(), self._at[event])
 
     def inside(self) -> None:
         if self._writing:

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import holdfast
-from holdfast import InDoubt
+from holdfast import Fenced, InDoubt
 from holdfast.aio import Opening
+from holdfast.runs.run import Halt
 
 from .agents import Agent, Trail, World, begin, watch
 
@@ -31,6 +32,22 @@ async def act(run: holdfast.AsyncRun, world: World, turns: int, *, look: bool) -
         run.state["turns"] = turn
 
 
+async def _insist(run: holdfast.AsyncRun, trail: Trail) -> None:
+    """As agents._insist()."""
+    for what, write in {
+        "checkpoint": run.checkpoint,
+        "step": lambda: run.step("late", trail.say, "called"),
+        "wait": lambda: run.wait_for("late"),
+    }.items():
+        try:
+            await write()
+        except Fenced:
+            continue
+        except Halt:
+            pass
+        trail.say(f"wrote {what}")
+
+
 class AsyncAgent(Agent):
     """What it writes is written by a store of its own, which it opens for asyncio."""
 
@@ -42,10 +59,18 @@ class AsyncAgent(Agent):
             async with self._open() as own:
                 watch(own.sync, trail)
                 session = await own.session(self.session)
+                world = self.place.world(self.session, trail)
                 async with session.run(state=begin(), **options) as run:
-                    await act(run, self.place.world(self.session, trail), self.turns, look=True)
+                    try:
+                        await act(run, world, self.turns, look=True)
+                    except Fenced:
+                        await _insist(run, trail)
+                        raise
 
-        asyncio.run(work())
+        try:
+            asyncio.run(work())
+        except Fenced:
+            trail.say("fenced")
 
     def resume(self, store: holdfast.Store, *, look: bool) -> str | None:
         async def go_on() -> None:

@@ -152,6 +152,11 @@ def test_a_worker_that_comes_back_after_a_takeover(place: Place, at: str, finish
     assert takeover(place, at, finished=finished) == []
 
 
+@pytest.mark.parametrize("at", WRITES)
+def test_an_event_loop_that_comes_back_after_a_takeover(place: Place, at: str) -> None:
+    assert takeover(place, at, finished=False, kind=AsyncAgent) == []
+
+
 @everywhere
 def test_a_worker_that_acts_while_it_is_taken_over(place: Place) -> None:
     """What it has begun before the session was another's is in that one's journal."""
@@ -167,12 +172,12 @@ def test_a_worker_that_acts_while_it_is_taken_over(place: Place) -> None:
     assert agent.shortcomings() == []
 
 
-def takeover(place: Place, at: str, *, finished: bool) -> list[str]:
+def takeover(place: Place, at: str, *, finished: bool, kind: type[Agent] = Agent) -> list[str]:
     """Stop a worker at an event, let another take over, and let the first one go on.
 
     By then the other has finished, or is stopped in the middle of a later turn.
     """
-    agent, found = Agent(place, "taken over", 3), []
+    agent, found = kind(place, "taken over", 3), []
     later = {} if finished else {"started? 3 model#1": signal.SIGSTOP}
     with ExitStack() as stack:
         late = stack.enter_context(ended(agent.start({at: signal.SIGSTOP}, policy=AfterToolCall())))
@@ -415,6 +420,16 @@ def test_mutant_that_does_not_fence(
 ) -> None:
     mutant(monkeypatch)
     found = takeover(place, at, finished=False)
+    print(found)
+    assert visible <= {*found}
+
+
+@pytest.mark.parametrize(("mutant", "at", "visible"), UNFENCED)
+def test_mutant_that_does_not_fence_event_loops(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mutant: Any, at: str, visible: set[str]
+) -> None:
+    mutant(monkeypatch)
+    found = takeover(place, at, finished=False, kind=AsyncAgent)
     print(found)
     assert visible <= {*found}
 
