@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
@@ -155,6 +156,22 @@ def test_what_a_subgraph_remembers_is_forked_with_its_thread(home: Home) -> None
     assert call(graph, config("two"), "f")[-2:] == ["f", "xxxx"]
     assert call(graph, graphs.CONFIG, "f") == ["f", "x"]
     assert home.store.verify().ok
+
+
+@pytest.mark.parametrize("durability", DURABILITY)
+def test_what_langgraph_branches_itself_is_as_with_its_own_saver(
+    home: Home, durability: Any
+) -> None:
+    told = []
+    for saver in (InMemorySaver(), HoldfastSaver(home.store)):
+        graph = counting(saver)
+        for n in range(3):
+            call(graph, graphs.CONFIG, f"{n}")
+        ends = [s for s in graph.get_state_history(graphs.CONFIG) if not s.next]
+        graph.update_state(ends[1].config, {"steps": ["edited"]})
+        told.append(graph.invoke({"steps": ["3"]}, graphs.CONFIG, durability=durability))
+    assert told[0] == told[1]
+    assert told[0]["steps"] == ["0", "x", "1", "xx", "edited", "3", "xxxx"]
 
 
 @pytest.mark.parametrize("durability", DURABILITY)

@@ -37,10 +37,8 @@ def is_lasting(ns: str) -> bool:
 
 def stand(line: Line, thread: Line, base: str | None, belongs: Belongs) -> Stand:
     """Of a subgraph now; `base` is the checkpoint that its thread goes on from, if it is known."""
-    latest, head = line.latest(), thread.session.head
-    now = None
-    if latest is not None and head is not None and not head.seq == head.step == thread.newest():
-        now = thread.latest()  # somebody has gone back some time
+    latest = line.latest()
+    now = thread.latest() if latest is not None and thread.was_moved() else None
     if latest is None or now is None:
         return Stand(latest, line.gone_back(latest) if latest else None)
     after = thread.gone_back(now)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _TRIES = 20
 _NOTHING = object()
+_MOVES = ("rewind", "undo", "redo", "repair")
+"""Operations that may move a session's head."""
 
 
 class Last(NamedTuple):
@@ -101,6 +103,13 @@ class Line(Stem):
         """The number of its newest checkpoint, on whatever line."""
         with self._backend.reader() as reader:
             return lineage.newest(reader, lineage.find_session(reader, self.session.name))
+
+    def was_moved(self) -> bool:
+        """Whether somebody has gone back in it some time; not if LangGraph has branched it."""
+        head = self.session.head
+        if head is None or head.seq == head.step == self.newest():
+            return False
+        return any(done.kind in _MOVES for done in self.session.ops())
 
     def gone_back(self, latest: Checkpoint, *, to_it: bool = False) -> str | None:
         """The newest child of the latest checkpoint; it has one where somebody has gone back to it.
