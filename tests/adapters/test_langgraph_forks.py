@@ -163,6 +163,22 @@ def test_a_fork_waits_for_the_last_answer(home: Home) -> None:
     assert graph.invoke(Command(resume="c"), FORK)["steps"] == ["a", "c"]
 
 
+def test_what_its_origin_is_answered_later_is_not_the_forks(home: Home) -> None:
+    builder = StateGraph(graphs.Plan)
+    builder.add_node("ask", lambda _: {"steps": [interrupt("first?"), interrupt("second?")]})
+    builder.add_edge(START, "ask")
+    graph: Any = builder.compile(checkpointer=HoldfastSaver(home.store))
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    home.store.session("t").fork("fork")
+    graph.invoke(Command(resume="a"), graphs.CONFIG)
+    home.store.session("fork").fork("other")
+    for thread in ("fork", "other"):
+        assert [i.value for i in graph.get_state(config(thread)).interrupts] == ["first?"]
+        graph.invoke(Command(resume="b"), config(thread))
+        assert graph.invoke(Command(resume="c"), config(thread))["steps"] == ["b", "c"]
+    assert graph.invoke(Command(resume="d"), graphs.CONFIG)["steps"] == ["a", "d"]
+
+
 def test_an_answer_that_is_being_worked_on_is_not_the_forks(home: Home) -> None:
     fails: list[bool] = []
 

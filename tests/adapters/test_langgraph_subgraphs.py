@@ -208,6 +208,20 @@ def test_a_fork_at_a_question_in_a_subgraph_answers_it(
     assert "no" not in done["steps"]
 
 
+@pytest.mark.parametrize("lasting", LASTING)
+def test_a_fork_does_not_follow_its_origin_to_the_next_question(home: Home, lasting: bool) -> None:
+    asks = [(q, lambda _, q=q: {"steps": [interrupt(q)]}) for q in ("first", "second")]
+    inner = line(*asks).compile(checkpointer=True if lasting else None)
+    graph = line(("inner", inner)).compile(checkpointer=HoldfastSaver(home.store))
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    home.store.session("t").fork("fork")
+    graph.invoke(Command(resume="a"), graphs.CONFIG)
+    assert [i.value for i in graph.get_state(FORK).interrupts] == ["first"]
+    graph.invoke(Command(resume="b"), FORK)
+    assert graph.invoke(Command(resume="c"), FORK)["steps"] == ["b", "c"]
+    assert graph.invoke(Command(resume="d"), graphs.CONFIG)["steps"] == ["a", "d"]
+
+
 def test_a_second_question_after_a_rewind(home: Home) -> None:
     def node(_: Any) -> Any:
         return {"steps": [interrupt("first?"), interrupt("second?")]}

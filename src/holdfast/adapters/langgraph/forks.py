@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from holdfast import lineage
-from holdfast.adapters.langgraph.naming import AGENT, Where, id_of, is_fork, own_of
+from holdfast.adapters.langgraph.naming import AGENT, EVER, Where, id_of, is_fork, own_of
 from holdfast.codec import records
 from holdfast.errors import CheckpointNotFound, SessionNotFound
 from holdfast.runs import notes
@@ -131,6 +132,12 @@ class Stem:
             f"{fork.parent_session!r}",
             hint="undo() there brings it back, until gc() has freed it",
         )
+
+    def until(self) -> int:
+        """When its thread was forked: what its origin did later is not the fork's."""
+        thread = Stem(self.session.store, Where(self.where.thread, "")) if self.where.ns else self
+        forks = [c._record.created_us for c in takewhile(is_fork, thread.above())]
+        return min(forks, default=EVER)
 
     def check(self) -> None:
         """Raise if it is a fork that has lost what it begins with."""

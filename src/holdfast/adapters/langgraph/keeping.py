@@ -227,7 +227,7 @@ class Keeping(Hosted):
         if source.where.thread == line.where.thread:
             return
         self._branch(source)
-        at = subgraphs.forked(source, home, point, self._belongs)
+        at = subgraphs.forked(source, home, point, thread.until(), self._belongs)
         if at is not None:
             with suppress(SessionExists):  # somebody else was faster
                 source.session.fork(line.session.name, at)

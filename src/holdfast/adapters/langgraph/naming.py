@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import Corrupt, InvalidRequest
@@ -22,6 +23,11 @@ DELTA = "counters_since_delta_snapshot"
 """The metadata that a checkpoint with delta channels has."""
 INSTEAD = "instead"
 """The key of a note that holds others, which replace all before it."""
+
+AT = "at"
+"""The key of a note that says when it was made, in microseconds."""
+EVER = sys.maxsize
+"""Later than any."""
 
 
 class Where(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
-from holdfast.adapters.langgraph.naming import INSTEAD, id_of, own_of
+from holdfast.adapters.langgraph.naming import AT, EVER, INSTEAD, id_of, own_of
 from holdfast.adapters.langgraph.values import decode
 from holdfast.codec.records import MAX_SEQ
 from holdfast.errors import CheckpointNotFound, Corrupt
@@ -32,12 +32,16 @@ class _Book:
 
 
 class Noted:
-    """The notes of a line's checkpoints, read from the newest back, each once."""
+    """The notes of a line's checkpoints, read from the newest back, each once.
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    Only what was noted `until` then, in microseconds.
+    """
+
+    def __init__(self, line: Line, until: int = EVER) -> None:
+        self._line, self._until = line, until
         self._books: dict[str, _Book] = {}
         self._point: str | None = None
+        self._forked = EVER
 
     def notes(self, checkpoint: Checkpoint) -> list[Facts]:
         """Those of what a fork has from another thread lie there."""
@@ -49,17 +53,24 @@ class Noted:
             for number, key, facts in self._line.notes_in(checkpoint.session).read(low, book.low):
                 book.notes.setdefault(key, {})[number] = facts
             book.low = low
+        is_point = self._is_point(checkpoint)
+        until = min(self._until, self._forked) if is_point else self._until
         out: list[Facts] = []
         for _, facts in sorted(book.notes.get(id_of(checkpoint), {}).items()):
-            out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
+            if facts.get(AT, 0) <= until:
+                out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
+        return asked(out) if is_point else out
+
+    def _is_point(self, checkpoint: Checkpoint) -> bool:
+        """Whether its line is a fork that begins with it."""
         if self._line.is_own(checkpoint):
-            return out
+            return False
         if self._point is None:
             self._point = ""
             with suppress(CheckpointNotFound):  # what was before it is still there
                 point = self._line.point()
-                self._point = point.id if point else ""
-        return asked(out) if checkpoint.id == self._point else out
+                self._point, self._forked = point.id if point else "", self._line.until()
+        return checkpoint.id == self._point
 
     def asks(self, checkpoint: Checkpoint) -> bool:
         """Whether its step has asked somebody."""
@@ -123,8 +134,8 @@ def left(found: list[Facts], after: str) -> list[Facts]:
 def asked(found: list[Facts]) -> list[Facts]:
     """What was there when the step waited for its last answer; nothing if it did not wait.
 
-    What its origin did afterwards with the checkpoint that a fork begins with is not the fork's: in
-    the fork, the step is still to be done.
+    What its origin was doing with the checkpoint that a fork begins with is not the fork's: in the
+    fork, the step is still to be done.
     """
     afters = [f["after"] for f in found if "after" in f]
     if afters:

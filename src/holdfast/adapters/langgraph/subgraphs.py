@@ -50,17 +50,25 @@ def stand(line: Line, thread: Line, base: str | None, belongs: Belongs) -> Stand
     epochs = _epochs(thread, now, after)
     if not is_lasting(line.where.ns) and mine not in epochs:
         return Stand(latest, line.gone_back(latest))
-    at = _newest(line, thread, epochs, belongs)
+    at = _newest(line.whole(), Noted(line), thread, epochs, belongs)
     if at is None or at.id == latest.id:
         return Stand(at, line.gone_back(at) if at else None)
     return Stand(at, line.gone_back(at, to_it=True))
 
 
-def forked(line: Line, thread: Line, point: Checkpoint, belongs: Belongs) -> Checkpoint | None:
-    """Where it was when its thread was at a checkpoint whose step is still to be done in a fork."""
-    noted = Noted(line)
-    asking = [c for c in line.whole() if belongs(c) == point.key and noted.asks(c)]
-    return asking[-1] if asking else _newest(line, thread, _epochs(thread, point, _NEVER), belongs)
+def forked(
+    line: Line, thread: Line, point: Checkpoint, until: int, belongs: Belongs
+) -> Checkpoint | None:
+    """Where it was when its thread was at a checkpoint whose step is still to be done in a fork.
+
+    `until` is when that was forked.
+    """
+    noted = Noted(line, until)
+    there = [c for c in line.whole() if c._record.created_us <= until]
+    asking = [c for c in there if belongs(c) == point.key and noted.asks(c)]
+    if asking:
+        return asking[-1]
+    return _newest(there, noted, thread, _epochs(thread, point, _NEVER), belongs)
 
 
 _ANY, _NEVER = "any", "never"
@@ -81,12 +89,16 @@ def _epochs(thread: Line, at: Checkpoint, after: str | None) -> dict[str, str | 
 
 
 def _newest(
-    line: Line, thread: Line, epochs: dict[str, str | None], belongs: Belongs
+    checkpoints: list[Checkpoint],
+    noted: Noted,
+    thread: Line,
+    epochs: dict[str, str | None],
+    belongs: Belongs,
 ) -> Checkpoint | None:
     """What belongs to what is not in the thread (yet, or any more) counts."""
-    noted, find, answered = Noted(line), thread.finder(), set[str]()
+    find, answered = thread.finder(), set[str]()
     found: list[Checkpoint] = []
-    for checkpoint in line.whole():
+    for checkpoint in checkpoints:
         above, epoch = belongs(checkpoint) or "", own_of(checkpoint).get("thread")
         if above not in epochs:
             if not above or find(above) is None:

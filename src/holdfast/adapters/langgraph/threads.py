@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from holdfast import lineage
 from holdfast.adapters.langgraph.forks import Stem, checked
-from holdfast.adapters.langgraph.naming import INSTEAD, OURS, REST, Where, id_of, is_fork, own_of
+from holdfast.adapters.langgraph.naming import (
+    AT,
+    INSTEAD,
+    OURS,
+    REST,
+    Where,
+    id_of,
+    is_fork,
+    own_of,
+)
 from holdfast.adapters.langgraph.pending import Noted
 from holdfast.adapters.langgraph.values import Encoder, pack
 from holdfast.codec import values as coding
 from holdfast.errors import CheckpointNotFound, HeadMoved, KeyTaken, NotFound, SessionNotFound
 from holdfast.runs import notes
+from holdfast.runs.journal import now_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -289,6 +299,7 @@ class Line(Stem):
 
     def note(self, id: str, facts: dict[str, Any]) -> None:
         """Durable when this returns."""
+        facts = {AT: now_us(), **facts}
         if id in self.again:
             facts = {"after": self.again[id], **facts}
         while True:
