@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
+import holdfast
 from holdfast.adapters.langgraph import HoldfastSaver
 from tests.adapters import graphs
 from tests.adapters.test_langgraph import config
@@ -158,6 +160,17 @@ def test_what_a_subgraph_remembers_is_forked_with_its_thread(home: Home) -> None
     assert home.store.verify().ok
 
 
+def test_a_fork_of_a_fork_whose_subgraph_went_on_later(home: Home) -> None:
+    graph = counting(HoldfastSaver(home.store))
+    for n in range(2):
+        call(graph, graphs.CONFIG, f"{n}")
+    fork = home.store.session("t").fork("fork")
+    graph.update_state(FORK, {"steps": ["edited"]})
+    fork.fork("other")
+    assert call(graph, FORK, "f")[-2:] == ["f", "xxx"]
+    assert call(graph, config("other"), "f")[-2:] == ["f", "xxx"]
+
+
 @pytest.mark.parametrize("durability", DURABILITY)
 def test_what_langgraph_branches_itself_is_as_with_its_own_saver(
     home: Home, durability: Any
@@ -206,6 +219,40 @@ def test_a_fork_at_a_question_in_a_subgraph_answers_it(
     done = graph.invoke(Command(resume="maybe"), config("early"), durability=durability)
     assert "maybe" in done["steps"]
     assert "no" not in done["steps"]
+
+
+@pytest.mark.parametrize("lasting", LASTING)
+def test_reading_the_subgraphs_of_a_fork_writes_nothing(home: Home, lasting: bool) -> None:
+    graph = asking(HoldfastSaver(home.store), [], lasting, 2)
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    home.store.session("t").fork("fork").fork("other")
+    names = [info.name for info in home.store.sessions()]
+    with ExitStack() as opened:
+        store = home.store
+        if home.durable:
+            options = {**home.options, "create": False, "read_only": True}
+            store = opened.enter_context(holdfast.open(home.url, **options))
+        graph = asking(HoldfastSaver(store), [], lasting, 2)
+        asked, *forked = [
+            (listed(graph, thread), seen(graph.get_state(config(thread), subgraphs=True)))
+            for thread in ("t", "other", "fork")
+        ]
+    assert len({ns for ns, _, _ in asked[0]}) == 3
+    assert forked == [asked, asked]
+    assert [info.name for info in home.store.sessions()] == names
+
+
+def listed(graph: Any, thread: str) -> list[Any]:
+    found = graph.checkpointer.list({"configurable": {"thread_id": thread}})
+    return [
+        (t.config["configurable"]["checkpoint_ns"], t.checkpoint, t.pending_writes) for t in found
+    ]
+
+
+def seen(state: Any) -> Any:
+    """Of a graph and its subgraphs."""
+    below = [seen(task.state) for task in state.tasks if task.state]
+    return state.values, state.next, state.interrupts, below
 
 
 @pytest.mark.parametrize("lasting", LASTING)

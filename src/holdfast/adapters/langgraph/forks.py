@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast import lineage
 from holdfast.adapters.langgraph.naming import AGENT, EVER, Where, id_of, is_fork, own_of
 from holdfast.codec import records
-from holdfast.errors import CheckpointNotFound, SessionNotFound
+from holdfast.errors import CheckpointNotFound, SessionExists, SessionNotFound
 from holdfast.runs import notes
 from holdfast.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.backends.base import Reader
     from holdfast.lineage import Place
     from holdfast.model import Checkpoint
     from holdfast.session import Session
@@ -33,6 +32,8 @@ class Stem:
         self.notes = notes.Notes(store.backend, where.session)
         self._backend = store.backend
         self._raw = records.encode_name(where.session)
+        self.origin: Callable[[], Checkpoint | None] = lambda: None
+        """What it begins with until it has a session: a subgraph of a fork, before it goes on."""
 
     def is_own(self, checkpoint: Checkpoint) -> bool:
         """Whether it lies in this session, and not in one that this was forked from."""
@@ -86,25 +87,37 @@ class Stem:
 
     def above(self) -> Iterator[Checkpoint]:
         """The first checkpoint of a fork, and those before it, in other sessions."""
-        with self._backend.reader() as reader:
-            at = self._begin(reader)
+        at = self._begin()
         while at is not None:
             with self._backend.reader() as reader:
                 page, at = lineage.page(reader, at)
             yield from page
 
-    def _begin(self, reader: Reader) -> Place | None:
+    def _begin(self) -> Place | None:
         """Where a fork begins; None if it is none."""
-        found = reader.session(self._raw)
-        row = reader.session_by_number(found[0]) if found else None
-        if not found or not row or records.unseal_session(found[0], *row).origin is None:
+        with self._backend.reader() as reader:
+            if found := reader.session(self._raw):
+                row = reader.session_by_number(found[0])
+                if not row or records.unseal_session(found[0], *row).origin is None:
+                    return None
+                oldest = reader.checkpoints(found[0], 1, records.MAX_SEQ, 1)
+                return lineage.Place(found[0], oldest[0][0]) if oldest else None
+        if (at := self.origin()) is None:
             return None
-        oldest = reader.checkpoints(found[0], 1, records.MAX_SEQ, 1)
-        return lineage.Place(found[0], oldest[0][0]) if oldest else None
+        with self._backend.reader() as reader:
+            return lineage.Place(lineage.find_session(reader, at.session), at.seq)
 
     def is_forked(self) -> bool:
-        with self._backend.reader() as reader:
-            return self._begin(reader) is not None
+        return self._begin() is not None
+
+    def begin(self) -> bool:
+        """Have the session of a subgraph of a fork; False if nothing was there to be forked."""
+        at = None if self.session.exists() else self.origin()
+        if at is None:
+            return False
+        with suppress(SessionExists):  # somebody else was faster
+            self.session.store.session(at.session, agent=AGENT).fork(self.session.name, at)
+        return True
 
     def inherited(self) -> Iterator[Checkpoint]:
         """What a fork has from the thread that it was forked from, the newest first."""

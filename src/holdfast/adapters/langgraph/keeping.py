@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.adapters.hosting import Host, Hosted
@@ -13,7 +14,7 @@ from holdfast.adapters.langgraph.naming import AGENT, DELTA, OTHER, OURS, Where,
 from holdfast.adapters.langgraph.pending import Noted, Pending
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.adapters.langgraph.values import decode
-from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionExists, SessionNotFound
+from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
 from holdfast.runs import notes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Keeping(Hosted):
 
     def delete_thread(self, thread_id: str) -> None:
         """Undone by `undo()` of its sessions, until the store's gc()."""
-        for line in self.lines_of(Where(str(thread_id), "").config(None), every=True):
+        for line in self.lines_in(str(thread_id)):
             self._detach(line)
             self._delete(line)
 
@@ -55,7 +56,8 @@ class Keeping(Hosted):
         done = False
         for name in line.forks():
             fork = self.line(Where.named(name))
-            self._branch_all(fork)
+            for below in [] if fork.where.ns else self.lines_in(fork.where.thread):
+                below.begin()
             done |= fork.detach(doomed)
             done |= self._detach(fork, doomed)
         return done
@@ -92,7 +94,7 @@ class Keeping(Hosted):
             if strategy == "delete":
                 self.delete_thread(thread)
                 continue
-            lines = self.lines_of(Where(str(thread), "").config(None), every=True)
+            lines = self.lines_in(str(thread))
             for line in lines:
                 self._detach(line)
             for line, at in zip(lines, self._settle(lines), strict=True):
@@ -125,7 +127,7 @@ class Keeping(Hosted):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         if str(source_thread_id) == str(target_thread_id):
             raise InvalidRequest("a thread cannot be copied onto itself")
-        for line in self.lines_of(Where(str(source_thread_id), "").config(None), every=True):
+        for line in self.lines_in(str(source_thread_id)):
             other = self.line(Where(str(target_thread_id), line.where.ns))
             pending, load = Pending(line, self.serde), line.series()
             copied = set[str]()
@@ -151,7 +153,7 @@ class Keeping(Hosted):
         with self._lock:
             line = self._lines.get(where)
             if line is None:
-                line = self._lines[where] = Line(self.store, where)
+                line = self._lines[where] = self._line(where)
             self._lines.move_to_end(where)
             while len(self._lines) > _LINES:
                 self._lines.popitem(last=False)
@@ -162,25 +164,37 @@ class Keeping(Hosted):
             cold.forget()
         return line
 
-    def lines_of(
-        self, config: RunnableConfig | None, *, every: bool = False
-    ) -> builtins.list[Line]:
+    def _line(self, where: Where) -> Line:
+        line = Line(self.store, where)
+        if where.ns:
+            line.origin = partial(self._origin, where)
+        return line
+
+    def lines_of(self, config: RunnableConfig | None) -> builtins.list[Line]:
         """Of all threads, of a thread with all its namespaces, or of one namespace."""
         if config is None:
             found = self.store.sessions(agent=AGENT)
             return [Line(self.store, Where.named(i.name)) for i in found]
         where = Where.of(config)
-        if not every and config["configurable"].get("checkpoint_ns") is not None:
+        if config["configurable"].get("checkpoint_ns") is not None:
             return [self.line(where)]
-        thread = Where(where.thread, "")
-        if every:
-            self._branch_all(self.line(thread))
-        lines, prefix = [self.line(thread)], thread.session + "|"
+        return self.lines_in(where.thread)
+
+    def lines_in(self, thread: str) -> builtins.list[Line]:
+        return [self.line(Where(thread, ns)) for ns in ["", *sorted(self._namespaces(thread))]]
+
+    def _namespaces(self, thread: str) -> set[str]:
+        """Of a thread's subgraphs, also those that a fork has from where it was forked."""
+        line, found = self._line(Where(thread, "")), set[str]()
+        prefix = line.where.session + "|"
         for info in self.store.sessions(after=prefix):
             if not info.name.startswith(prefix):
                 break
-            lines.append(self.line(Where.named(info.name)))
-        return lines
+            found.add(Where.named(info.name).ns)
+        with suppress(CheckpointNotFound):
+            if (point := line.point()) is not None and not line.is_own(point):
+                found |= self._namespaces(Where.named(point.session).thread)
+        return found
 
     # -- subgraphs -----------------------------------------------------------------------------
 
@@ -193,7 +207,6 @@ class Keeping(Hosted):
         if not line.where.ns:
             latest = line.latest()
             return subgraphs.Stand(latest, line.gone_back(latest) if latest else None)
-        self._branch(line)
         return subgraphs.stand(line, self.line(Where(line.where.thread, "")), base, self._belongs)
 
     def since(self, line: Line, metadata: CheckpointMetadata) -> str | None:
@@ -203,34 +216,15 @@ class Keeping(Hosted):
             self.line(Where(line.where.thread, "")).again.get(above.get("", "")) if above else None
         )
 
-    def _branch_all(self, fork: Line) -> None:
-        """For all subgraphs that the thread has from which this one was forked."""
-        point = None
-        with suppress(CheckpointNotFound):
-            point = None if fork.where.ns else fork.point()
-        if point is not None:
-            home = Where.named(point.session).thread
-            for line in self.lines_of(Where(home, "").config(None), every=True):
-                if line.where.ns:
-                    self._branch(self.line(Where(fork.where.thread, line.where.ns)))
-
-    def _branch(self, line: Line) -> None:
+    def _origin(self, where: Where) -> Checkpoint | None:
         """A subgraph of a fork begins as it was when the thread was forked."""
-        thread = self.line(Where(line.where.thread, ""))
-        if line.session.exists() or not thread.is_forked():
-            return
+        thread = self._line(Where(where.thread, ""))
         point = thread.point()
-        if point is None or not point.key:
-            return
-        home = self.line(Where.named(point.session))
-        source = self.line(Where(home.where.thread, line.where.ns))
-        if source.where.thread == line.where.thread:
-            return
-        self._branch(source)
-        at = subgraphs.forked(source, home, point, thread.until(), self._belongs)
-        if at is not None:
-            with suppress(SessionExists):  # somebody else was faster
-                source.session.fork(line.session.name, at)
+        if point is None or not point.key or thread.is_own(point):
+            return None
+        home = self._line(Where.named(point.session))
+        source = self._line(Where(home.where.thread, where.ns))
+        return subgraphs.forked(source, home, point, thread.until(), self._belongs)
 
     def metadata(self, checkpoint: Checkpoint) -> Any:
         meta = {**checkpoint.meta}

@@ -64,11 +64,15 @@ def forked(
     `until` is when that was forked.
     """
     noted = Noted(line, until)
-    there = [c for c in line.whole() if c._record.created_us <= until]
+    there = [
+        c for c in line.whole()
+        if c._record.created_us <= until or own_of(c).get("brought")  # of which it is a copy
+    ]  # fmt: skip
     asking = [c for c in there if belongs(c) == point.key and noted.asks(c)]
     if asking:
         return asking[-1]
-    return _newest(there, noted, thread, _epochs(thread, point, _NEVER), belongs)
+    epochs = _epochs(thread, point, _NEVER) if there else {}
+    return _newest(there, noted, thread, epochs, belongs)
 
 
 _ANY, _NEVER = "any", "never"

@@ -101,7 +101,7 @@ class Line(Stem):
     def latest(self) -> Checkpoint | None:
         head = self.session.head
         if head is None:
-            return None
+            return self.point()
         own = self.own(head)
         if (id := own["latest"]) in (head.key, None):
             return head if head.key else None
@@ -263,6 +263,8 @@ class Line(Stem):
             latest, highest = last.latest, last.highest
         else:
             last, head = None, self.session.refresh()
+            if head is None and self.begin():
+                head = self.session.refresh()
             if head is not None:
                 newest = next(self.session.tree(newest_first=True), head)
                 latest, highest = self.own(head)["latest"] or "", self.own(newest)["highest"]
@@ -309,7 +311,7 @@ class Line(Stem):
             except SessionNotFound:  # it precedes the first checkpoint
                 with self.lock, suppress(HeadMoved):
                     self._last = None
-                    if self.session.refresh() is None:
+                    if self.session.refresh() is None and not self.begin():
                         own = {"parent": None, "latest": None, "highest": ""}
                         self.session.save({}, trigger="thread", meta={OURS: own})
 
