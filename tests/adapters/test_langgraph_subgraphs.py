@@ -12,6 +12,7 @@ from langgraph.types import Command, interrupt
 
 import holdfast
 from holdfast.adapters.langgraph import HoldfastSaver
+from holdfast.errors import CheckpointNotFound
 from tests.adapters import graphs
 from tests.adapters.test_langgraph import config
 
@@ -253,6 +254,20 @@ def seen(state: Any) -> Any:
     """Of a graph and its subgraphs."""
     below = [seen(task.state) for task in state.tasks if task.state]
     return state.values, state.next, state.interrupts, below
+
+
+def test_a_fork_that_went_on_needs_its_origin_no_more_for_a_subgraph(home: Home) -> None:
+    graph = asking(HoldfastSaver(home.store), [], lasting=False)
+    graph.invoke({"steps": []}, graphs.CONFIG)
+    home.store.session("t").fork("fork").fork("other")
+    first = graph.invoke(Command(resume="yes"), FORK)
+    home.store.session("t").delete()
+    graph.invoke({"steps": ["again"]}, FORK)
+    done = graph.invoke(Command(resume="no"), FORK)
+    assert done["steps"][: len(first["steps"]) + 1] == [*first["steps"], "again"]
+    assert "no" in done["steps"]
+    with pytest.raises(CheckpointNotFound, match="begins with was deleted"):
+        graph.get_state(config("other"), subgraphs=True)
 
 
 @pytest.mark.parametrize("lasting", LASTING)

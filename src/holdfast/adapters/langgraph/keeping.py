@@ -219,7 +219,13 @@ class Keeping(Hosted):
     def _origin(self, where: Where) -> Checkpoint | None:
         """A subgraph of a fork begins as it was when the thread was forked."""
         thread = self._line(Where(where.thread, ""))
-        point = thread.point()
+        try:
+            point = thread.point()
+        except CheckpointNotFound:
+            thread.check()
+            if subgraphs.is_lasting(where.ns):
+                raise
+            return None  # a task's, of a fork that has gone on
         if point is None or not point.key or thread.is_own(point):
             return None
         home = self._line(Where.named(point.session))
