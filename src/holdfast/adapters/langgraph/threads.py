@@ -207,10 +207,17 @@ class Line(Stem):
         try:
             return self.session.save(self.load(found), parent=parent, **fields)
         except KeyTaken:
-            again = self.find(id)  # it may be by somebody else
-            if again is None or not self.is_own(again):
-                raise _buried(id) from None
-            return again
+            return self._taken(id)  # it may be by somebody else
+
+    def _taken(self, id: str) -> Checkpoint:
+        """The checkpoint that has a key, unless it is deleted."""
+        found = self.find(id)
+        if found is None or not self.is_own(found):
+            hint = "store.gc()"
+            raise KeyTaken(
+                f"checkpoint {id} was deleted, and is not yet freed", hint=hint
+            ) from None
+        return found
 
     def save(
         self,
@@ -235,9 +242,7 @@ class Line(Stem):
                     if (tries := tries - 1) < 0:
                         raise
                 except KeyTaken:
-                    found = self.find(id)
-                    if found is None or not self.is_own(found):
-                        raise _buried(id) from None
+                    found = self._taken(id)
                     kept = {k: v for k, v in found.meta.items() if k not in (OURS, notes.FROM)}
                     if (
                         _same(self.session.load(found.id), state)
@@ -374,10 +379,6 @@ def _descending(checkpoints: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
             yield heapq.heappop(late)[2]
     while late:
         yield heapq.heappop(late)[2]
-
-
-def _buried(id: str) -> KeyTaken:
-    return KeyTaken(f"checkpoint {id} was deleted, and is not yet freed", hint="store.gc()")
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
