@@ -12,6 +12,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from holdfast.adapters.langgraph import HoldfastSaver
+from holdfast.adapters.langgraph.naming import Where
 from holdfast.errors import CheckpointNotFound, InvalidRequest, KeyTaken
 from tests.adapters import graphs
 from tests.adapters.test_langgraph import asking, config, ids, latest, put
@@ -421,6 +422,21 @@ def test_two_that_go_on_with_a_fork_are_siblings(home: Home) -> None:
     for n, saver in enumerate(savers):
         put(saver, config("fork", id="00000002"), {"n": n}, 5 + n)
     assert ids(savers[0], FORK) == ["00000006", "00000005", "00000002", "00000001"]
+
+
+def test_two_that_take_over_what_a_fork_begins_with_lose_no_writes(home: Home) -> None:
+    savers = [HoldfastSaver(home.store) for _ in range(2)]
+    chain(savers[0], 2)
+    savers[0].put_writes(config(id="00000002"), [("__interrupt__", "why?")], "task 1")
+    home.store.session("t").fork("fork")
+    late = savers[1].line(Where("fork", ""))
+    found = late.find("00000002")
+    assert found is not None
+    savers[0].put_writes(config("fork", id="00000002"), [("n", 1)], "task 2")
+    late._bring(found)
+    assert latest(savers[1], FORK).pending_writes == [
+        ("task 1", "__interrupt__", "why?"), ("task 2", "n", 1),
+    ]  # fmt: skip
 
 
 def test_a_fork_goes_on_with_asyncio(home: Home) -> None:

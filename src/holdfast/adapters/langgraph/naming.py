@@ -24,6 +24,8 @@ DELTA = "counters_since_delta_snapshot"
 INSTEAD = "instead"
 """The key of a note that holds others, which replace all before it."""
 
+BROUGHT = "brought"
+"""The key of what was taken over by a fork: a checkpoint, and the notes that it had."""
 AT = "at"
 """The key of a note that says when it was made, in microseconds."""
 EVER = sys.maxsize

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
-from holdfast.adapters.langgraph.naming import AT, EVER, INSTEAD, id_of, own_of
+from holdfast.adapters.langgraph.naming import AT, BROUGHT, EVER, INSTEAD, id_of, own_of
 from holdfast.adapters.langgraph.values import decode
 from holdfast.codec.records import MAX_SEQ
 from holdfast.errors import CheckpointNotFound, Corrupt
@@ -57,8 +57,9 @@ class Noted:
         until = min(self._until, self._forked) if is_point else self._until
         out: list[Facts] = []
         for _, facts in sorted(book.notes.get(id_of(checkpoint), {}).items()):
-            if facts.get(AT, 0) <= until:
-                out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
+            if facts.get(AT, 0) > until or (out and BROUGHT in facts):
+                continue  # two have taken it over, and the first may have gone on
+            out = [*facts[INSTEAD]] if INSTEAD in facts else [*out, facts]
         return asked(out) if is_point else out
 
     def _is_point(self, checkpoint: Checkpoint) -> bool:

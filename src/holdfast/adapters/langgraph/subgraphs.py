@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.adapters.langgraph.naming import id_of, own_of
+from holdfast.adapters.langgraph.naming import BROUGHT, id_of, own_of
 from holdfast.adapters.langgraph.pending import Noted
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def forked(
     noted = Noted(line, until)
     there = [
         c for c in line.whole()
-        if c._record.created_us <= until or own_of(c).get("brought")  # of which it is a copy
+        if c._record.created_us <= until or own_of(c).get(BROUGHT)  # of which it is a copy
     ]  # fmt: skip
     asking = [c for c in there if belongs(c) == point.key and noted.asks(c)]
     if asking:

@@ -12,6 +12,7 @@ from holdfast import lineage
 from holdfast.adapters.langgraph.forks import Stem, checked
 from holdfast.adapters.langgraph.naming import (
     AT,
+    BROUGHT,
     INSTEAD,
     OURS,
     REST,
@@ -105,7 +106,7 @@ class Line(Stem):
         own = self.own(head)
         if (id := own["latest"]) in (head.key, None):
             return head if head.key else None
-        if own.get("brought") and head.key and head.seq < self.newest():
+        if own.get(BROUGHT) and head.key and head.seq < self.newest():
             return head  # somebody has gone back to it
         return self.find(id) or max(self.whole(), key=id_of, default=None)
 
@@ -193,10 +194,10 @@ class Line(Stem):
         if head is None or first is None or newest is None:
             raise SessionNotFound(f"there is no session {self.session.name!r}")
         if facts := Noted(self).notes(found):  # first: what is here has all of them
-            self.notes.put(id, {INSTEAD: facts})
+            self.notes.put(id, {INSTEAD: facts, BROUGHT: True})
         own = {
             **own_of(found), "latest": self.own(head)["latest"],
-            "highest": max(id, self.own(newest)["highest"]), "brought": True,
+            "highest": max(id, self.own(newest)["highest"]), BROUGHT: True,
         }  # fmt: skip
         fields: Fields = {
             "key": id,
