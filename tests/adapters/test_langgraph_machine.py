@@ -36,7 +36,9 @@ from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 
 import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver, sameness, saver, threads
+from holdfast.adapters.langgraph import HoldfastSaver, pending, sameness, saver, threads
+from holdfast.adapters.langgraph.forks import Stem
+from holdfast.adapters.langgraph.naming import OURS, Where, id_of
 from holdfast.adapters.langgraph.threads import Line
 from holdfast.errors import KeyTaken
 from holdfast.runs import notes
@@ -189,6 +191,11 @@ def shown(found: CheckpointTuple | None) -> Any:
         "parent": place_of(found.parent_config) if found.parent_config else None,
         "writes": [exact(write) for write in found.pending_writes or ()],
     }
+
+
+def asks(found: Any) -> bool:
+    """Whether there is a question among the writes of what is shown, or an answer."""
+    return "__interrupt__" in str(found["writes"]) or "__resume__" in str(found["writes"])
 
 
 def containers(value: Any) -> list[Any]:
@@ -443,6 +450,69 @@ class SaverMachine(RuleBasedStateMachine):
             self.gc(other)
         self.run(place, which, rng.random(), count)
 
+    # -- going back, and other ways ---------------------------------------------------------------
+
+    @rule(thread=st.sampled_from([*OFTEN, *THREADS]), which=WHICH, seed=SEEDS)
+    def rewind(self, thread: Any, which: int, seed: int) -> None:
+        """What is chosen is the latest, with all in the history; and it is undone."""
+        session, chosen = self.chosen(thread, which, seed)
+        if chosen is None or chosen.meta[OURS]["latest"] != chosen.key:
+            return
+        saver, place = HoldfastSaver(self.stores[which]), (thread, "")
+        children = [
+            c for c in session.tree()
+            if c.seq > chosen.seq and c.meta[OURS]["parent"] == chosen.key
+        ]  # fmt: skip
+        session.rewind(chosen.id)
+        expected = self.model.all(where((str(thread), "")))[str(thread), "", chosen.key]
+        got = shown(saver.get_tuple(where(place)))
+        if children:
+            expected |= {"writes": got["writes"] if asks(expected) else []}
+        assert got == expected
+        self.compare_list(which, where(place), None)
+        session.undo()
+
+    @rule(thread=st.sampled_from([*OFTEN, *THREADS]), which=WHICH, seed=SEEDS, gc=st.booleans())
+    def fork(self, thread: Any, which: int, seed: int, gc: bool) -> None:
+        """It has what led to its first checkpoint, goes on alone, and is deleted again."""
+        session, chosen = self.chosen(thread, which, seed)
+        if chosen is None:
+            return
+        saver, place, rng = self.savers[which], ("fork", ""), random.Random(seed)
+        expected = {}
+        for at, each in self.model.all(where((str(thread), ""))).items():
+            parent = each["parent"] and ("fork", *each["parent"][1:])
+            expected[at[2]] = each | {"at": ("fork", *at[1:]), "parent": parent}
+        expected = {c.key: expected[c.key] for c in session.history(chosen.id) if c.key}
+        session.fork("fork", at=chosen.id)
+        if not asks(expected[chosen.key]):
+            expected[chosen.key]["writes"] = []  # its step is still to be done
+        else:
+            del expected[chosen.key]
+        for n in range(3):
+            got = {each["at"][2]: each for each in map(shown, saver.list(where(place)))}
+            assert [*got] == sorted({*expected, chosen.key}, reverse=True)
+            assert {id: got[id] for id in expected} == expected
+            assert shown(saver.get_tuple(where(place))) == got[max(got)]
+            if gc:
+                self.gc(which)
+            id = f"{IDS + n:08}"
+            versions: dict[str, Any] = {"n": f"{n}.{rng.random()}"}
+            checkpoint: Any = {**empty_checkpoint(), "id": id, "channel_values": {"n": n}}
+            checkpoint["channel_versions"] = versions
+            for each in (saver, self.model):
+                each.put(where(place, max(got)), checkpoint, {}, versions)
+                each.put_writes(where(place, id), [("n", n), ("__interrupt__", n)], "task")
+            expected[id] = shown(self.model.get_tuple(where(place, id)))
+        for each in (saver, self.model):
+            each.delete_thread("fork")
+
+    def chosen(self, thread: Any, which: int, seed: int) -> tuple[Any, Any]:
+        session = self.stores[which].session(Where(str(thread), "").session)
+        ids = self.model.ids((thread, ""))
+        id = random.Random(seed).choice(ids) if ids else None
+        return session, next((c for c in session.tree() if c.key == id), None) if id else None
+
     @rule(which=WHICH)
     def gc(self, which: int) -> None:
         self.stores[which].gc()
@@ -579,9 +649,22 @@ def keeps_the_first_of_special_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(saver, "WRITES_IDX_MAP", {})
 
 
+def does_not_go_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Line, "latest", lambda self: max(self.whole(), key=id_of, default=None))
+
+
+def forks_nothing_but_the_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Stem, "inherited", lambda self: (c for c in [self.point()] if c))
+
+
+def forks_with_all_writes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pending, "asked", lambda found: found)
+
+
 MUTANTS = [
     trusts_the_message, forgets_early_writes, takes_the_head_for_the_latest, lists_as_committed,
-    takes_every_list_for_grown, keeps_the_first_of_special_writes,
+    takes_every_list_for_grown, keeps_the_first_of_special_writes, does_not_go_back,
+    forks_nothing_but_the_state, forks_with_all_writes,
 ]  # fmt: skip
 
 
