@@ -256,6 +256,22 @@ def seen(state: Any) -> Any:
     return state.values, state.next, state.interrupts, below
 
 
+def test_a_subgraph_that_a_fork_did_not_have_needs_no_origin(home: Home) -> None:
+    saver = HoldfastSaver(home.store)
+    graph = counting(saver)
+    call(graph, graphs.CONFIG, "0")
+    session = home.store.session("t")
+    session.fork("fork", at=next(c for c in session.tree() if c.trigger == "input"))
+    saver.delete_thread("t")
+    call(graph, graphs.CONFIG, "0")
+    assert call(graph, FORK, "f") == ["f", "x"]
+    home.store.session("t").fork("other")
+    graph.update_state(config("other"), {"steps": ["edited"]})
+    home.store.session("t").delete()
+    with pytest.raises(CheckpointNotFound, match="begins with was deleted"):
+        call(graph, config("other"), "f")
+
+
 def test_a_fork_that_went_on_needs_its_origin_no_more_for_a_subgraph(home: Home) -> None:
     graph = asking(HoldfastSaver(home.store), [], lasting=False)
     graph.invoke({"steps": []}, graphs.CONFIG)

@@ -149,8 +149,11 @@ class Stem:
     def until(self) -> int:
         """When its thread was forked: what its origin did later is not the fork's."""
         thread = Stem(self.session.store, Where(self.where.thread, "")) if self.where.ns else self
-        forks = [c._record.created_us for c in takewhile(is_fork, thread.above())]
-        return min(forks, default=EVER)
+        return min((c._record.created_us for c in thread.stands()), default=EVER)
+
+    def stands(self) -> list[Checkpoint]:
+        """What stands in a fork for the checkpoint it begins with; of a fork's fork, two."""
+        return [*takewhile(is_fork, self.above())]
 
     def check(self) -> None:
         """Raise if it is a fork that has lost what it begins with."""

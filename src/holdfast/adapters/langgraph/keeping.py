@@ -223,9 +223,11 @@ class Keeping(Hosted):
             point = thread.point()
         except CheckpointNotFound:
             thread.check()
-            if subgraphs.is_lasting(where.ns):
+            lost = Where.named(thread.stands()[-1].parent_session or "").thread
+            left = Line(self.store, Where(lost, where.ns)).all()
+            if any(c._record.created_us <= thread.until() for c in left):
                 raise
-            return None  # a task's, of a fork that has gone on
+            return None  # or it would have been forked before that was deleted
         if point is None or not point.key or thread.is_own(point):
             return None
         home = self._line(Where.named(point.session))
