@@ -161,6 +161,24 @@ def test_what_a_subgraph_remembers_is_forked_with_its_thread(home: Home) -> None
     assert home.store.verify().ok
 
 
+def test_a_subgraph_that_was_done_before_its_thread_asked_is_not_done_again(home: Home) -> None:
+    inner = line(("count", lambda s: {"note": s.get("note", "") + "x"})).compile(checkpointer=True)
+
+    def call(_: Any) -> Any:
+        return {"steps": [inner.invoke({"steps": []})["note"], interrupt("sure?")]}
+
+    graph = line(("call", call)).compile(checkpointer=HoldfastSaver(home.store))
+    for n in range(2):
+        graph.invoke({"steps": [f"{n}"]}, graphs.CONFIG)
+        asked = graph.get_state(graphs.CONFIG)
+        home.store.session("t").fork(f"fork {n}")
+        graph.invoke(Command(resume="yes"), graphs.CONFIG)
+    rewind(home, asked)
+    for thread in ("t", "fork 1"):
+        done = graph.invoke(Command(resume="no"), config(thread))
+        assert done["steps"] == ["0", "x", "yes", "1", "xx", "no"]
+
+
 def test_a_fork_of_a_fork_whose_subgraph_went_on_later(home: Home) -> None:
     graph = counting(HoldfastSaver(home.store))
     for n in range(2):

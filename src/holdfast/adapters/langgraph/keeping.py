@@ -232,7 +232,8 @@ class Keeping(Hosted):
             return None
         home = self._line(Where.named(point.session))
         source = self._line(Where(home.where.thread, where.ns))
-        return subgraphs.forked(source, home, point, thread.until(), self._belongs)
+        waited = Noted(thread).waited(point)
+        return subgraphs.forked(source, home, point, thread.until(), waited, self._belongs)
 
     def metadata(self, checkpoint: Checkpoint) -> Any:
         meta = {**checkpoint.meta}

@@ -77,6 +77,13 @@ class Noted:
         """Whether its step has asked somebody."""
         return any(_has(facts, INTERRUPT) for facts in self.notes(checkpoint))
 
+    def waited(self, checkpoint: Checkpoint) -> int:
+        """When one that is gone back to has put the question that it waits with; or 0."""
+        found = self.notes(checkpoint)
+        if self._line.is_own(checkpoint):
+            found = left(found, "")
+        return max((f.get(AT, 0) for f in found if _has(f, INTERRUPT)), default=0)
+
     def _left(self, checkpoint: Checkpoint, after: str) -> list[Facts]:
         return left(self.notes(checkpoint), after)
 

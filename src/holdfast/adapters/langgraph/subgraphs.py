@@ -3,7 +3,7 @@
 A checkpoint of a subgraph says to which checkpoint of the thread it belongs. If somebody has taken
 the thread back, or has forked it, what belongs to later ones is not the subgraph's state any more;
 and of what belongs to the very checkpoint, whose step is still to be done, only what had led to a
-question.
+question, of the subgraph's or of the thread's.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ def stand(line: Line, thread: Line, base: str | None, belongs: Belongs) -> Stand
     epochs = _epochs(thread, now, after)
     if not is_lasting(line.where.ns) and mine not in epochs:
         return Stand(latest, line.gone_back(latest))
-    at = _newest(line.whole(), Noted(line), thread, epochs, belongs)
+    waited = Noted(thread).waited(now) if after is not None else 0
+    at = _newest(line.whole(), Noted(line), thread, epochs, waited, belongs)
     if at is None or at.id == latest.id:
         return Stand(at, line.gone_back(at) if at else None)
     return Stand(at, line.gone_back(at, to_it=True))
 
 
 def forked(
-    line: Line, thread: Line, point: Checkpoint, until: int, belongs: Belongs
+    line: Line, thread: Line, point: Checkpoint, until: int, waited: int, belongs: Belongs
 ) -> Checkpoint | None:
     """Where it was when its thread was at a checkpoint whose step is still to be done in a fork.
 
-    `until` is when that was forked.
+    `until` is when that was forked, `waited` when it has put the question that it waits with.
     """
     noted = Noted(line, until)
     there = [
@@ -72,7 +73,7 @@ def forked(
     if asking:
         return asking[-1]
     epochs = _epochs(thread, point, _NEVER) if there else {}
-    return _newest(there, noted, thread, epochs, belongs)
+    return _newest(there, noted, thread, epochs, waited, belongs)
 
 
 _ANY, _NEVER = "any", "never"
@@ -97,17 +98,23 @@ def _newest(
     noted: Noted,
     thread: Line,
     epochs: dict[str, str | None],
+    waited: int,
     belongs: Belongs,
 ) -> Checkpoint | None:
-    """What belongs to what is not in the thread (yet, or any more) counts."""
-    find, answered = thread.finder(), set[str]()
+    """What belongs to what is not in the thread (yet, or any more) counts.
+
+    So does what the step that is done again, the first of `epochs`, did before its question.
+    """
+    find, answered, here = thread.finder(), set[str](), next(iter(epochs), None)
     found: list[Checkpoint] = []
     for checkpoint in checkpoints:
         above, epoch = belongs(checkpoint) or "", own_of(checkpoint).get("thread")
         if above not in epochs:
             if not above or find(above) is None:
                 found.append(checkpoint)
-        elif epochs[above] in (_ANY, epoch):
+        elif epochs[above] in (_ANY, epoch) or (
+            above == here and checkpoint._record.created_us <= waited
+        ):
             found.append(checkpoint)
         elif epoch is None and above not in answered and noted.asks(checkpoint):
             answered.add(above)
