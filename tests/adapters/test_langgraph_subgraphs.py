@@ -179,6 +179,15 @@ def test_a_subgraph_that_was_done_before_its_thread_asked_is_not_done_again(home
         assert done["steps"] == ["0", "x", "yes", "1", "xx", "no"]
 
 
+def test_what_a_subgraph_remembers_is_rewound_with_a_fork(home: Home) -> None:
+    graph = counting(HoldfastSaver(home.store))
+    call(graph, graphs.CONFIG, "0")
+    fork = home.store.session("t").fork("fork")
+    assert call(graph, FORK, "1")[-1] == "xx"
+    fork.rewind(next(c for c in fork.tree() if c.key))
+    assert call(graph, FORK, "2")[-1] == "xx"
+
+
 def test_a_fork_of_a_fork_whose_subgraph_went_on_later(home: Home) -> None:
     graph = counting(HoldfastSaver(home.store))
     for n in range(2):

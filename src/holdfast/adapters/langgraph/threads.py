@@ -118,7 +118,7 @@ class Line(Stem):
     def was_moved(self) -> bool:
         """Whether somebody has gone back in it some time; not if LangGraph has branched it."""
         head = self.session.head
-        if head is None or head.seq == head.step == self.newest():
+        if head is None or (head.seq == head.step == self.newest() and not self.is_forked()):
             return False
         return any(done.kind in _MOVES for done in self.session.ops())
 
