@@ -78,7 +78,7 @@ def race(
         sweeper = processes.fork(sweep)
         report, ledger = Report(), Ledger()
         for child in children:
-            status = child.finish()
+            status = child.finish(60.0 + steps / 4)
             if status:
                 report.failures.append(f"  a writer ended with {status}")
             for line in complete_lines(bytes(child.said)):
