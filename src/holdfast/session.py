@@ -217,7 +217,7 @@ class Session(Running):
         """A new session that begins with this one's state at `at` (the head). No data is copied."""
         with self.store.backend.reader() as reader:
             place = self._place(reader, at)
-            tip = Tip.read(reader, place)
+            tip = Tip.read(reader, place) if at is not None else self._writer.head_at(reader, place)
             home = self.name
             if place.session != self._writer.number:
                 home = lineage.session_name(reader, place.session)

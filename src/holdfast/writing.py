@@ -107,6 +107,11 @@ class Writer:
             tip = e
         self.stand(number, head, row, tip)
 
+    def head_at(self, reader: Reader, place: Place) -> Tip:
+        """The head, which lies there now; it is known if we have written it."""
+        tip = self.tip
+        return tip if tip is not None and tip.place == place else Tip.read(reader, place)
+
     def checkpoint(
         self,
         operation: str,

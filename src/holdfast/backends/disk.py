@@ -176,8 +176,8 @@ def locked(path: Path | str, timeout: float, *, shared: bool = False) -> Iterato
             _acquire(handle, path, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if os.stat(path).st_ino != os.fstat(handle).st_ino:
                 continue  # the one that we have is no more
-            if not shared:
-                os.pwrite(handle, b"%-20d\n" % os.getpid(), 0)
+            if not shared and os.pread(handle, 21, 0) != (ours := b"%-20d\n" % os.getpid()):
+                os.pwrite(handle, ours, 0)
             yield
             return
         finally:

@@ -61,7 +61,10 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot
         if connection.changes() != 1:
             raise Moved
         values = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
-        _put(cursor, _APPEND, values)
+        try:
+            cursor.execute(_APPEND, values)
+        except apsw.ConstraintError as e:
+            raise _there_already() from e
         return
     _apply(connection, cursor, change, _BEGIN, "COMMIT")
 
@@ -167,7 +170,11 @@ def _put(cursor: apsw.Cursor, sql: str, bindings: Any) -> None:
     try:
         cursor.execute(sql, bindings)
     except apsw.ConstraintError as e:
-        raise Corrupt("a row that is about to be written exists already") from e
+        raise _there_already() from e
+
+
+def _there_already() -> Corrupt:
+    return Corrupt("a row that is about to be written exists already")
 
 
 def _write_notes(
