@@ -151,12 +151,18 @@ def test_a_fork_at_a_question_answers_it(home: Home, durability: Any) -> None:
     assert home.store.verify().ok
 
 
-def test_a_fork_waits_for_the_last_answer(home: Home) -> None:
+def asks_twice(home: Home) -> Any:
+    """A thread whose only step waits for the first of two answers."""
     builder = StateGraph(graphs.Plan)
     builder.add_node("ask", lambda _: {"steps": [interrupt("first?"), interrupt("second?")]})
     builder.add_edge(START, "ask")
     graph: Any = builder.compile(checkpointer=HoldfastSaver(home.store))
     graph.invoke({"steps": []}, graphs.CONFIG)
+    return graph
+
+
+def test_a_fork_waits_for_the_last_answer(home: Home) -> None:
+    graph = asks_twice(home)
     graph.invoke(Command(resume="a"), graphs.CONFIG)
     home.store.session("t").fork("fork")
     graph.invoke(Command(resume="b"), graphs.CONFIG)
@@ -165,11 +171,7 @@ def test_a_fork_waits_for_the_last_answer(home: Home) -> None:
 
 
 def test_what_its_origin_is_answered_later_is_not_the_forks(home: Home) -> None:
-    builder = StateGraph(graphs.Plan)
-    builder.add_node("ask", lambda _: {"steps": [interrupt("first?"), interrupt("second?")]})
-    builder.add_edge(START, "ask")
-    graph: Any = builder.compile(checkpointer=HoldfastSaver(home.store))
-    graph.invoke({"steps": []}, graphs.CONFIG)
+    graph = asks_twice(home)
     home.store.session("t").fork("fork")
     graph.invoke(Command(resume="a"), graphs.CONFIG)
     home.store.session("fork").fork("other")

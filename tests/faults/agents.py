@@ -360,13 +360,18 @@ class Agent:
         return self.differences(self.place.ask(self.outcome))
 
 
-def _insist(run: holdfast.Run, trail: Trail) -> None:
-    """Whatever else a worker may write that has lost its session."""
-    for what, write in {
+def late_writes(run: holdfast.Run | holdfast.AsyncRun, trail: Trail) -> dict[str, Any]:
+    """What a worker may still try that has lost its session."""
+    return {
         "checkpoint": run.checkpoint,
         "step": lambda: run.step("late", trail.say, "called"),
         "wait": lambda: run.wait_for("late"),
-    }.items():
+    }
+
+
+def _insist(run: holdfast.Run, trail: Trail) -> None:
+    """Write whatever else there is, after the session was lost."""
+    for what, write in late_writes(run, trail).items():
         try:
             write()
         except Fenced:

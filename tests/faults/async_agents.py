@@ -10,7 +10,7 @@ from holdfast import Fenced, InDoubt
 from holdfast.aio import Opening
 from holdfast.runs.run import Halt
 
-from .agents import Agent, Trail, World, begin, watch
+from .agents import Agent, Trail, World, begin, late_writes, watch
 
 
 async def act(run: holdfast.AsyncRun, world: World, turns: int, *, look: bool) -> None:
@@ -34,11 +34,7 @@ async def act(run: holdfast.AsyncRun, world: World, turns: int, *, look: bool) -
 
 async def _insist(run: holdfast.AsyncRun, trail: Trail) -> None:
     """As agents._insist()."""
-    for what, write in {
-        "checkpoint": run.checkpoint,
-        "step": lambda: run.step("late", trail.say, "called"),
-        "wait": lambda: run.wait_for("late"),
-    }.items():
+    for what, write in late_writes(run, trail).items():
         try:
             await write()
         except Fenced:

@@ -61,10 +61,7 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot
         if connection.changes() != 1:
             raise Moved
         values = (stream << STREAM_BITS | first, row, session << SEQ_BITS | seq, id, body)
-        try:
-            cursor.execute(_APPEND, values)
-        except apsw.ConstraintError as e:
-            raise _there_already() from e
+        _put(cursor, _APPEND, values)
         return
     _apply(connection, cursor, change, _BEGIN, "COMMIT")
 
@@ -170,11 +167,7 @@ def _put(cursor: apsw.Cursor, sql: str, bindings: Any) -> None:
     try:
         cursor.execute(sql, bindings)
     except apsw.ConstraintError as e:
-        raise _there_already() from e
-
-
-def _there_already() -> Corrupt:
-    return Corrupt("a row that is about to be written exists already")
+        raise Corrupt("a row that is about to be written exists already") from e
 
 
 def _write_notes(
