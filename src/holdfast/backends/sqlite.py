@@ -90,6 +90,7 @@ class SqliteBackend(Backend):
                     disk.sync(self.path.parent)
                 except OSError as e:
                     raise Unavailable(f"cannot sync the folder of {self.path}: {e}") from e
+                writer.prepare(connection)
         except BaseException:
             connection.close()
             raise
