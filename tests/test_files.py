@@ -1,5 +1,6 @@
 """Stores of plain files: their names, their locks, and what becomes of them behind our back."""
 
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import holdfast
-from holdfast.backends import disk, files_catalog, files_writer
+from holdfast.backends import disk, files_catalog, files_ledger, files_writer
 from holdfast.backends.files import FilesBackend
 from holdfast.errors import Corrupt, HeadMoved
 
@@ -245,6 +246,41 @@ def test_a_reader_sees_one_moment_of_a_session(opened, monkeypatch):
         assert now.head(1) != head
 
 
+def test_who_writes_knows_what_a_reader_would_find(opened):
+    """A line that was just written is not read again: what is known of it must be the same."""
+    store = opened()
+    session = store.session("s")
+
+    def compare():
+        known = backend(store)._home.catalog.ledger(1)
+        read = files_ledger.Ledger(filestore.folder(backend(store), 1))
+        read.read()
+        assert known is not None
+        apart = {"_streams", "pins"}
+        assert vars(known).keys() == vars(read).keys() >= apart
+        for name in vars(read).keys() - apart:
+            assert getattr(known, name) == getattr(read, name), name
+
+    session.save({"log": [f"{n} {ITEM}" for n in range(20)], "more": [ITEM] * 20})
+    compare()
+    for step in (
+        lambda: session.append("log", ITEM),
+        lambda: session.append("more", ITEM, ITEM),
+        lambda: session.patch(append={"log": [ITEM], "more": [ITEM]}, set={"new": 1}),
+        lambda: session.append("log", ITEM, label="one", tags=["a"], key="k", trigger="t"),
+        lambda: session.tag(None, "b"),
+        lambda: session.rewind("@~2"),
+        lambda: session.save({"log": []}),
+        session.undo,
+        lambda: session.append("log", ITEM),
+        lambda: session.delete("@~1"),
+        store.gc,
+        lambda: session.append("log", ITEM),
+    ):
+        step()
+        compare()
+
+
 def test_a_session_begun_anew_under_the_same_name(opened):
     ours, theirs = opened(), opened()
     known = filled(ours)
@@ -395,6 +431,23 @@ def test_a_damaged_line_of_the_log_costs_no_items(path, opened, line):
     loads(opened(), known)
 
 
+@pytest.mark.parametrize("shown", ["null", "7", '"x"', json.dumps(["0"] * 24), '{"a":1}', "["])
+def test_a_record_that_lies_about_its_id_harms_no_others(path, opened, shown):
+    """It is asked when its line in the log is damaged."""
+    store = opened()
+    known = filled(store)
+    folder = path / "sessions" / "s"
+    log = folder / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"n"', b'"m"')
+    log.write_bytes(b"".join(lines))
+    record = folder / "checkpoints" / "000002.json"
+    record.write_bytes(re.sub(rb'"id": "\w+"', b'"id": ' + shown.encode(), record.read_bytes()))
+    del known[[*known][1]]
+    loads(opened(), known)
+    assert not opened().verify().ok
+
+
 @pytest.mark.parametrize("number", [b"1", b"900", b"5"])
 def test_a_damaged_number_of_an_item_hides_no_others(path, opened, number):
     store = opened()
@@ -542,8 +595,8 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
     log = files_writer.Home.log
     ages = []
 
-    def watched(self, ledger, entry, line):
-        log(self, ledger, entry, line)
+    def watched(self, ledger, entry, line, change=None):
+        log(self, ledger, entry, line, change)
         if "lease" in entry:
             with other.backend.reader() as reader:
                 ages.append(reader.lease(ledger.number).age)

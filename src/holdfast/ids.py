@@ -22,8 +22,8 @@ _EPOCH_NS = _EPOCH_MS * 1_000_000
 _RANDOM_BITS = 65
 _BELOW_MS = 75  # bits
 _VALUES = {c: i for i, c in enumerate(ALPHABET)}
-_TO_DIGITS = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")  # those of int(…, 32)
-_DIGITS = set(ALPHABET) | set(ALPHABET.upper())
+# To the digits of int(…, 32), which knows letters that are none of ours.
+_TO_DIGITS = str.maketrans(ALPHABET + "ilou", "0123456789abcdefghijklmnopqrstuv~~~~")
 _PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
 
 # Our own generator: user code may seed the global one, and a forked child must not repeat its
@@ -59,9 +59,12 @@ def to_text(raw: bytes) -> str:
 
 def from_text(text: str) -> bytes | None:
     """The bytes of a full id, or None if `text` is not one."""
-    if len(text) != CHARS or not set(text) <= _DIGITS:
+    if len(text) != CHARS or not (text.isascii() and text.isalnum()):
         return None
-    return int(text.lower().translate(_TO_DIGITS), 32).to_bytes(BYTES, "big")
+    try:
+        return int(text.lower().translate(_TO_DIGITS), 32).to_bytes(BYTES, "big")
+    except ValueError:
+        return None
 
 
 def prefix_range(text: str) -> tuple[bytes, bytes] | None:

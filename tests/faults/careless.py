@@ -48,8 +48,10 @@ def logs_before_it_writes() -> None:
     def later(self: Streams, path: Path, end: int, lines: Any, batch: disk.Batch) -> None:
         late.append((self, path, end, lines))
 
-    def first(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
-        log(self, ledger, entry, line)
+    def first(
+        self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
+    ) -> None:
+        log(self, ledger, entry, line, change)
         while late:
             with disk.Batch(durable=True) as batch:
                 append(*late.pop(0), batch)
@@ -67,10 +69,12 @@ def trusts_what_it_finds() -> None:
     """A name that is there is taken for durable, though who made it may have been killed."""
     log = Home.log
 
-    def trusting(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
+    def trusting(
+        self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
+    ) -> None:
         if ledger.inode:
             self._settled.add(ledger.folder / LOG)
-        log(self, ledger, entry, line)
+        log(self, ledger, entry, line, change)
 
     Home.log = trusting  # type: ignore[method-assign]
 
@@ -90,10 +94,12 @@ def frees_before_it_says_so() -> None:
     """Files go while the line that frees them may still be lost."""
     log = Home.log
 
-    def unsynced(self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
+    def unsynced(
+        self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
+    ) -> None:
         durable, self.durable = self.durable, self.durable and "freed" not in entry
         try:
-            log(self, ledger, entry, line)
+            log(self, ledger, entry, line, change)
         finally:
             self.durable = durable
 

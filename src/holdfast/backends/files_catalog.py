@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.backends.base import Change
+
 SESSION, CHECKPOINTS, LOCK = "session.json", "checkpoints", "lock"
 _SETTLED = 2.0
 """Seconds after which a folder's time of change is believed to be of its last change."""
@@ -227,7 +229,13 @@ class Catalog:
         return ledger
 
     def advance(
-        self, ledger: Ledger, entry: dict[str, Any], line: bytes, inode: int, at: int
+        self,
+        ledger: Ledger,
+        entry: dict[str, Any],
+        line: bytes,
+        inode: int,
+        at: int,
+        change: Change | None,
     ) -> Ledger:
         """After a line was written: the ledger that knows of it."""
         with self._lock:
@@ -235,7 +243,7 @@ class Catalog:
                 # Not kept meanwhile: one that was interrupted half-way would know half of the line.
                 self._ledgers.pop(ledger.number, None)
                 ledger = ledger.copy() if ledger.pins else ledger
-                ledger.advance(entry, line, inode, at)
+                ledger.advance(entry, line, inode, at, change)
             self._ledgers[ledger.number] = ledger
             return ledger
 
@@ -361,7 +369,7 @@ def _find_records(ledger: Ledger) -> None:
         try:
             shown = portable.loads((ledger.folder / CHECKPOINTS / name).read_bytes())
             id = ids.from_text(shown["id"])
-        except (OSError, ValueError, TypeError, LookupError):
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
             continue
         if id is not None:
             ledger.add(int(digits), id)

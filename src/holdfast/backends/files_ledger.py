@@ -363,9 +363,27 @@ class Ledger:
 
     # -- writing the log -----------------------------------------------------------------------
 
-    def advance(self, entry: dict[str, Any], line: bytes, inode: int, at: int) -> None:
-        """Know of a line that was written, as if it had been read."""
-        self.apply(entry)
+    def advance(
+        self, entry: dict[str, Any], line: bytes, inode: int, at: int, change: Change | None
+    ) -> None:
+        """Know of a line that was written, as if it had been read; with the change it stands for.
+
+        What most changes bring is not read again from what was just made of it.
+        """
+        n = entry["n"]
+        if (
+            change is not None
+            and change.checkpoint is not None
+            and change.notes is None
+            and change.create is None
+            and n == self.entries + 1
+        ):
+            seq, id, _ = change.checkpoint
+            self.entries, self.head = n, change.head
+            self.add(seq, id)
+            self.ends.update(entry.get("streams", ()))
+        else:
+            self.apply(entry)
         self.inode, self.size, self.tail = inode, at + len(line), line[-_TAIL:]
 
     def line(self, entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

@@ -224,12 +224,15 @@ class Streams:
 
     def append(self, path: Path, end: int, lines: Sequence[Line], batch: disk.Batch) -> None:
         """Add lines behind those of numbers below `end`; what else there is was never committed."""
-        new = not os.path.exists(path)
-        if new:  # who copies a store may leave out folders that are empty
-            disk.make_folder(path.parent)
         data = b"".join([show(line) for line in lines])
         known = self._written.pop(path, None)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        new = False
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            new = True
+            disk.make_folder(path.parent)  # who copies a store may leave out folders that are empty
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             status = os.fstat(handle)
             at, torn = status.st_size, False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from base64 import b64decode, b64encode
+from functools import lru_cache
 from typing import Any
 
 import ormsgpack
@@ -18,7 +19,7 @@ from holdfast.codec import portable, records, rows, values
 from holdfast.errors import UNREADABLE, Corrupt
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
+_MICROSECOND, _SECOND = dt.timedelta(microseconds=1), dt.timedelta(seconds=1)
 _SUM = b',"sum":"'
 _TAIL = len(_SUM) + 16 + len(b'"}')
 _SHORT = records.FIELDS
@@ -99,16 +100,16 @@ def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
 
 
 def lay_out(shown: dict[str, Any]) -> bytes:
-    """A field a line. Most are numbers, or text that needs no escaping."""
+    """A field a line. Most are numbers, or text that needs no escaping; the names do not."""
     fields = [
-        b'"%s": %d' % (k.encode(), v)
+        f'"{k}": {v}'
         if type(v) is int
-        else b'"%s": "%s"' % (k.encode(), v.encode())
+        else f'"{k}": "{v}"'
         if type(v) is str and v.isascii() and v.isprintable() and '"' not in v and "\\" not in v
-        else portable.dumps(k) + b": " + portable.dumps(v)
+        else f'"{k}": {portable.dumps(v).decode()}'
         for k, v in shown.items()
     ]
-    return b"{" + b",\n ".join(fields) + b"}\n"
+    return ("{" + ",\n ".join(fields) + "}\n").encode()
 
 
 def hide_checkpoint(text: bytes) -> bytes:
@@ -134,7 +135,7 @@ def _show_record(row: bytes) -> dict[str, Any]:
     named: bytes | None = None
     shown: dict[str, Any] = {
         "step": step,
-        "created": (_EPOCH + created * _MICROSECOND).isoformat(timespec="microseconds"),
+        "created": f"{_second(created // 1_000_000)}.{created % 1_000_000:06}+00:00",
         "operation": records.OPERATIONS[operation],
         "parent": None if parent is None else ids.to_text(parent),
     }
@@ -150,6 +151,12 @@ def _show_record(row: bytes) -> dict[str, Any]:
     if _record(shown, named, root) != row:
         raise ValueError("not as it would be read again")
     return shown
+
+
+@lru_cache(16)  # steps come many to a second
+def _second(since: int) -> str:
+    """A time, without what is below a second and without its zone."""
+    return (_EPOCH + since * _SECOND).replace(tzinfo=None).isoformat()
 
 
 def _hide_record(shown: dict[str, Any]) -> bytes:

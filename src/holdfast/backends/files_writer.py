@@ -145,7 +145,9 @@ class Home:
 
     # -- the log -------------------------------------------------------------------------------
 
-    def log(self, ledger: Ledger, entry: dict[str, Any], line: bytes) -> None:
+    def log(
+        self, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
+    ) -> None:
         """Add a line to the log: the commit."""
         path = ledger.log
         if not ledger.inode:
@@ -161,7 +163,7 @@ class Home:
             self.add(path, handle, line, at)
         finally:
             os.close(handle)
-        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
+        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at, change))
 
     def add(self, path: Path, handle: int, lines: bytes, at: int) -> None:
         """Write the end of a file, durably, or leave it as it was."""
@@ -234,7 +236,7 @@ def commit(home: Home, change: Change) -> None:
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
             files_journal.settle(home, ledger)
             files_journal.note(ledger, notes.lease[0])
-        home.log(ledger, entry, line)
+        home.log(ledger, entry, line, change)
 
 
 def _texts(ledger: Ledger, change: Change, notes: Notes) -> list[tuple[str, bytes]]:

@@ -76,7 +76,7 @@ def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot
         try:
             cursor.execute(_APPEND, values)
         except apsw.ConstraintError as e:
-            if e.extendedresult == apsw.SQLITE_CONSTRAINT_TRIGGER:  # type: ignore[attr-defined]
+            if str(e) == "moved":
                 raise Moved from None
             raise _taken() from e
         return

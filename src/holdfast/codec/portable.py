@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _encode, _escape = [
-    json.JSONEncoder(ensure_ascii=ascii, separators=(",", ":"), allow_nan=False).encode
+    json.JSONEncoder(
+        ensure_ascii=ascii, separators=(",", ":"), allow_nan=False, check_circular=False
+    ).encode
     for ascii in (False, True)
 ]
 # Where an encoding has none of these bytes it is JSON in other clothes: it has no bytes, tags or
