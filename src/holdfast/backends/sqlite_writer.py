@@ -57,30 +57,41 @@ def prepare(connection: apsw.Connection) -> None:
 
 def write(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot) -> None:
     """One change in a transaction of its own."""
+    if not _write_at_once(connection, cursor, change):
+        _write(connection, cursor, change, _BEGIN, "COMMIT")
+
+
+def _write_at_once(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot) -> bool:
+    """A change that takes one statement; False, and nothing done, if it takes more.
+
+    Such a statement is a transaction by itself. Within another, it leaves nothing if it fails.
+    """
     if isinstance(change, Jot):
-        several = len(change.entries) > 1  # one statement is a transaction by itself
-        _jot(connection, cursor, change, *((_BEGIN, "COMMIT") if several else ("", "")))
-        return
+        if len(change.entries) != 1:
+            return False
+        _jot(connection, cursor, change, "", "")
+        return True
     rows = change.rows
     if (
-        change.notes is None
-        and len(rows) == 1
-        and not rows[0][2]
-        and change.checkpoint
-        and not (change.blobs or change.create)
+        change.notes is not None
+        or len(rows) != 1
+        or rows[0][2]
+        or not change.checkpoint
+        or change.blobs
+        or change.create
     ):
-        session = change.session
-        (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
-        item, pos = stream << STREAM_BITS | first, session << SEQ_BITS | seq
-        values = (change.head, session, change.expect, item, row, pos, id, body)
-        try:
-            cursor.execute(_APPEND, values)
-        except apsw.ConstraintError as e:
-            if str(e) == "moved":
-                raise Moved from None
-            raise _taken() from e
-        return
-    _apply(connection, cursor, change, _BEGIN, "COMMIT")
+        return False
+    session = change.session
+    (stream, first, _, row), (seq, id, body) = rows[0], change.checkpoint
+    item, pos = stream << STREAM_BITS | first, session << SEQ_BITS | seq
+    values = (change.head, session, change.expect, item, row, pos, id, body)
+    try:
+        cursor.execute(_APPEND, values)
+    except apsw.ConstraintError as e:
+        if str(e) == "moved":
+            raise Moved from None
+        raise _taken() from e
+    return True
 
 
 def write_many(
@@ -96,18 +107,38 @@ def write_many(
     """
     cursor.execute("BEGIN IMMEDIATE")
     for change in changes:
-        cursor.execute("SAVEPOINT member")
         try:
-            if isinstance(change, Jot):
-                _jot(connection, cursor, change, "", "")
-            else:
-                _apply(connection, cursor, change, "", "")
+            # Most take one statement, which needs no savepoint.
+            if not _write_at_once(connection, cursor, change):
+                _write_within(connection, cursor, change)
             outcomes.append(None)
         except (Moved, Gone, KeyTaken, SessionExists) as e:
-            cursor.execute("ROLLBACK TO member")
             outcomes.append(e)
-        cursor.execute("RELEASE member")
     cursor.execute("COMMIT")
+
+
+def _write_within(connection: apsw.Connection, cursor: apsw.Cursor, change: Change | Jot) -> None:
+    """All of a change or nothing, as a part of a transaction."""
+    cursor.execute("SAVEPOINT member")
+    try:
+        _write(connection, cursor, change, "", "")
+    except (Moved, Gone, KeyTaken, SessionExists):
+        cursor.execute("ROLLBACK TO member; RELEASE member")
+        raise
+    cursor.execute("RELEASE member")
+
+
+def _write(
+    connection: apsw.Connection,
+    cursor: apsw.Cursor,
+    change: Change | Jot,
+    before: str,
+    after: str,
+) -> None:
+    if isinstance(change, Jot):
+        _jot(connection, cursor, change, before, after)
+    else:
+        _apply(connection, cursor, change, before, after)
 
 
 def _apply(
