@@ -100,7 +100,7 @@ def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
 
 
 def lay_out(shown: dict[str, Any]) -> bytes:
-    """A field a line. Most are numbers, or text that needs no escaping; the names do not."""
+    """A field a line. Names need no escaping; of the values, most are numbers or such text."""
     fields = [
         f'"{k}": {v}'
         if type(v) is int
