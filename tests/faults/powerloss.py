@@ -60,10 +60,15 @@ class Report:
     states: int = 0
     failures: int = 0
     lost: int = 0  # failures in which something acknowledged is lost or another
+    spent: int = 0  # points at which there was nothing new any more
     examples: list[str] = field(default_factory=list)
 
+    def is_of(self, states: int) -> bool:
+        """Whether about so many were tried, or all that there are."""
+        return self.states > states // 4 or self.spent == self.points > 0
+
     def __str__(self) -> str:
-        tried = f"{self.points} points, {self.states} states"
+        tried = f"{self.points} points ({self.spent} spent), {self.states} states"
         lines = [f"{tried}, {self.failures} failures, {self.lost} with losses"]
         return "\n".join([*lines, *self.examples])
 
@@ -128,6 +133,7 @@ def campaign(
         if place not in left:
             continue
         share = max(1, (states - report.states) // left[place])  # what others left over included
+        before = report.states
         for choice, state in _states(disk, ledger, share, seen, rng, newest=newest):
             report.states += 1
             with scratch() as folder:
@@ -139,6 +145,7 @@ def campaign(
                 report.lost += any(each.startswith(("lost:", "wrong state:")) for each in found)
                 if len(report.examples) < 10:
                     report.examples.append(_describe(place, disk.pending, choice, ledger, found))
+        report.spent += report.states - before < share
     return report
 
 

@@ -76,7 +76,7 @@ def test_power_loss(rounds, script, directories):
     states = rounds(120, torture=STATES // 8)
     report = powerloss.campaign(recorded(script), states=states, directories=directories)
     print(report)
-    assert report.states > states // 4
+    assert report.is_of(states)
     assert not report.failures, str(report)
 
 

@@ -36,7 +36,7 @@ def test_power_loss(rounds, backend, usual, directories):
     states = rounds(usual, torture=STATES // 40)
     report = losses(recorded(backend), states=states, directories=directories)
     print(report)
-    assert report.states > states // 4
+    assert report.is_of(states)
     assert not report.failures, str(report)
 
 
