@@ -233,25 +233,32 @@ def interrupted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     patch.setattr(owner, name, interrupt)
 
 
+# A ledger learns of a change that brings a label in another way than of most.
 MOMENTS = [
-    ("memory", MemoryBackend, "_write_row"), ("files", Ledger, "add"),
-    ("files", Ledger, "_apply_sweep"), ("files", files_writer.Home, "tell"),
-    ("files", disk.Batch, "replace"), ("files", disk, "write_all"),
+    ("memory", MemoryBackend, "_write_row", None), ("files", Ledger, "add", None),
+    ("files", Ledger, "add", "label"), ("files", Ledger, "_apply_sweep", "label"),
+    ("files", files_writer.Home, "tell", None), ("files", disk.Batch, "replace", None),
+    ("files", disk, "write_all", None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "owner", "name"), MOMENTS, ids=lambda part: getattr(part, "__name__", part)
+    ("kind", "owner", "name", "label"), MOMENTS, ids=lambda part: getattr(part, "__name__", part)
 )
 def test_an_interrupted_save_is_there_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, owner: Any, name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    owner: Any,
+    name: str,
+    label: str | None,
 ) -> None:
     home = Home(kind, tmp_path)
     session, log = home.session(), [f"{n} {TEXT}" for n in range(9)]
     session.save({"log": log})
     interrupted(monkeypatch, owner, name)
     with pytest.raises(KeyboardInterrupt):
-        session.append("log", TEXT)
+        session.append("log", TEXT, label=label)
     monkeypatch.undo()
     for store in (home.store, home.another()):
         assert store.session("s").load()["log"] in (log, [*log, TEXT])

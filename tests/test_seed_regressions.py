@@ -851,10 +851,9 @@ def ids_by_the_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 def order_by_id(patch: pytest.MonkeyPatch) -> None:
-    def newest(reader: Any, place: Any, record: Any) -> Any:
-        older = [
-            (c, s) for s, (c, _) in reader._checkpoints[place.session].items() if c < record.id
-        ]
+    def newest(reader: Any, place: Any, _: Any) -> Any:
+        found = {s: c for s, (c, _) in reader._checkpoints[place.session].items()}
+        older = [(c, s) for s, c in found.items() if c < found[place.seq]]  # so every line ends
         return lineage.Place(place.session, max(older)[1]) if older else None
 
     ids_by_the_clock(patch)
