@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_REFERENCE = 200
 _ITEM = {str, dict}
+_ROPE = [b"\xc7" + bytes((size, ROPE_TAG)) for size in range(256)]
+"""What a rope of so many bytes begins with."""
 _new: Any = tuple.__new__  # a named tuple without the call of its constructor
 
 
@@ -66,7 +68,7 @@ class Growth:
     __slots__ = (
         "after", "at", "base", "before", "count", "debt", "end", "extents", "flat_tails", "flats",
         "hash", "hash_after", "hash_before", "held", "items", "key", "last", "loose", "names",
-        "rest", "size", "spans", "tail", "tails",
+        "rest", "seed", "size", "spans", "tail", "tails",
     )  # fmt: skip
 
     def __init__(self, base: bytes, root: Struct, at: int, rope: Rope) -> None:
@@ -86,6 +88,7 @@ class Growth:
         self.rest = root.size - rope.size
         self.count, self.size, self.hash, self.debt = rope.count, rope.size, rope.hash, rope.debt
         self.tail, *self.tails = rope.tails
+        self.seed = ITEMS + (self.tail.stream << STREAM_BITS)
         self.flat_tails = [n for tail in self.tails for n in tail]
         self.end, self.loose, self.held = self.tail.end, self.tail.loose, self.tail.held
         *self.extents, self.last = rope.extents
@@ -197,13 +200,12 @@ def grow(
 
     After an exception the growth must be discarded.
     """
-    pos, chain, size, longest = growth.end, growth.hash, 0, 0
+    pos, chain, size, new = growth.end, growth.hash, 0, len(flats)
     for flat in flats:
         chain = sha256(CHAIN + chain + sha256(flat).digest()).digest()
         size += len(flat)
-        longest = max(longest, len(flat))
+    longest = size if new == 1 else max(map(len, flats))
     line, stream, _, small, _, _ = growth.tail
-    new = len(flats)
     end, count, total = pos + new, growth.count + new, growth.size + size
     held, loose = growth.held + size, growth.loose
     if growth.count < 16 <= count or growth.count < 1 << 16 <= count:
@@ -219,7 +221,7 @@ def grow(
         row, loose = write[3], end
     elif new == 1:
         row = b"\x00" + flats[0]
-        row = xxh3_64_digest(row, (ITEMS + (stream << STREAM_BITS | pos)) & _MASK) + row
+        row = xxh3_64_digest(row, (growth.seed + pos) & _MASK) + row
         write = _new(RowWrite, (stream, pos, 0, row))
     else:
         write = item_row(stream, pos, 0, flats, refs=False, level=PLAIN)
@@ -231,9 +233,7 @@ def grow(
          [line, stream, end, small, loose, held, *growth.flat_tails],
          [*growth.spans, stream, first, length]]
     )  # fmt: skip
-    root = b"".join(
-        [growth.before, b"\xc7", bytes((len(payload), ROPE_TAG)), payload, growth.after]
-    )
+    root = b"".join([growth.before, _ROPE[len(payload)], payload, growth.after])
     state_hash = sha256(growth.hash_before + chain + growth.hash_after).digest()
 
     (number, parent_seq), parent, parent_hash, step, before_us, _, _, skip = tip
@@ -254,10 +254,10 @@ def grow(
         number, seq, id, meta, digest, line, state_size, added, root, skip
     )
     new_head = _new(Head, (seq, seq, head.operations, parent_seq, writer.lease))
-    sealed = b"\x00" + packb([*new_head])
+    sealed = b"\x00" + packb([seq, seq, head.operations, parent_seq, writer.lease])
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
     notes = None
-    if "trigger" in extra or "status" in extra:
+    if extra and ("trigger" in extra or "status" in extra):
         notes = Notes(facets=records.facets(id, extra))
     writer.store.backend.commit(
         Change(

@@ -37,12 +37,12 @@ def new_id(parent: bytes | None = None, now: int | None = None) -> bytes:
     """A fresh id, greater than `parent`. `now` is in nanoseconds since 1970."""
     since = max((now or time.time_ns()) - _EPOCH_NS, 0)
     fresh = ((since << 10) // 1_000_000 << _RANDOM_BITS) | _random.getrandbits(_RANDOM_BITS)
-    if parent is not None:
+    id = fresh.to_bytes(BYTES, "big")
+    if parent is not None and id <= parent:
+        # A random stride keeps siblings that race from one parent apart.
         floor = int.from_bytes(parent, "big")
-        if fresh <= floor:
-            # A random stride keeps siblings that race from one parent apart.
-            fresh = floor + 1 + _random.getrandbits(64)
-    return fresh.to_bytes(BYTES, "big")
+        id = (floor + 1 + _random.getrandbits(64)).to_bytes(BYTES, "big")
+    return id
 
 
 def lowest_at(ms: int) -> bytes:
