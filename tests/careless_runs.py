@@ -24,7 +24,7 @@ def calls_what_is_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 def goes_on_from_the_head(patch: pytest.MonkeyPatch) -> None:
     """A turn that starts again has what it changed before."""
-    patch.setattr(Opened, "base_state", lambda self: self.handle.load())
+    patch.setattr(Opened, "state_at", lambda self, _: self.handle.load())
 
 
 def compares_no_tokens(patch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ from holdfast import (
     leases,
 )
 from holdfast.runs import journal
-from holdfast.runs.run import Halt, RunCore
+from holdfast.runs.run import RunCore
+from holdfast.runs.signals import Halt
 from tests.careless_runs import (
     calls_what_is_in_doubt,
     compares_no_tokens,

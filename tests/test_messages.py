@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import InvalidRequest
 from holdfast.model import ToolCall
 from holdfast.runs import messages as talking
-from holdfast.runs.calls import tool_call
+from holdfast.runs.calls import name_and_arguments, tool_call
 from holdfast.runs.messages import MARK, closed, dangling, newest, repaired, units
 
 from .home import Home
@@ -699,7 +699,12 @@ def test_calls_in_all_shapes(call: Any) -> None:
 )  # fmt: skip
 def test_arguments_that_are_no_object(arguments: Any, expected: Any) -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
-    assert tool_call(call).arguments == expected
+    assert name_and_arguments(call) == ("f", expected)
+    if type(expected) is str:  # it can be shown, but not be called with
+        with pytest.raises(InvalidRequest, match="no JSON"):
+            tool_call(call)
+    else:
+        assert tool_call(call).arguments == expected
 
 
 @pytest.mark.parametrize(

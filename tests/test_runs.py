@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,81 @@ def test_a_result_cannot_be_stored(home: Home) -> None:
     assert (left.key, left.state) == ("bad#1", "in doubt")
     with pytest.raises(NotSerializable), session.run() as run:
         run.step("bad", lambda a: a, object())  # before it is called
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Reply:
+    text: str
+    colour: Colour
+
+
+def test_a_result_is_the_same_after_a_crash(home: Home) -> None:
+    """Code that got an object, and gets plain data after a crash, would only fail then."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        made = lambda: Reply("hello", Colour.RED)  # noqa: E731
+        plain = run.step("plain", made)
+        assert plain == {"text": "hello", "colour": "red"}
+        assert type(plain["colour"]) is str
+        assert run.step("typed", made, as_=Reply) == Reply("hello", Colour.RED)
+        tool = run.tool(call("c1", x=1), lambda x: Reply("x", Colour.RED), as_=Reply)
+        assert tool == Reply("x", Colour.RED)
+        changed = run.step("changed", lambda: [1])
+        assert changed == [1]
+        changed.append(2)  # what the caller does to it is his
+        assert run.step("changed", lambda: [1], key="changed#1") == [1]
+        if not run.resumed:
+            raise Crash
+
+    Worker(home.session())(body)
+    Worker(home.session())(body)
+
+
+def test_functions_may_have_arguments_that_are_named_as_options(home: Home) -> None:
+    with home.session().run() as run:
+
+        @run.durable
+        def find(q: str, key: str = "default", retries: int = 0) -> list[Any]:
+            return [q, key, retries]
+
+        assert find("q", key="mine", retries=3) == ["q", "mine", 3]
+        assert find("q") == ["q", "default", 0]
+
+
+@pytest.mark.parametrize("ends", ["well", "error"])
+def test_a_state_that_cannot_be_stored_ends_a_run_as_failed(home: Home, ends: str) -> None:
+    session = home.session()
+    with pytest.raises((NotSerializable, ZeroDivisionError)), session.run(state={"n": 0}) as run:
+        for turn in run.turns(limit=2):
+            run.state["n"] += 1
+            if turn == 2:
+                run.state["bad"] = print
+                break
+        assert ends == "well" or 1 / 0
+    now = home.session()
+    assert (now.head.status, now.load()) == ("failed", {"n": 1})  # type: ignore[union-attr]
+    reason = "NotSerializable: state.bad" if ends == "well" else "ZeroDivisionError"
+    assert now.head.reason.startswith(reason)  # type: ignore[union-attr]
+    assert [each.session for each in home.store.abandoned(halted=True)] == [now.name]
+    with home.session().run(resume=True) as run:
+        assert [*run.turns(limit=2)] == [2]
+    assert home.session().head.status == "completed"  # type: ignore[union-attr]
+
+
+def test_resume_all_refuses_what_has_to_be_awaited(home: Home) -> None:
+    async def go_on(run: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(Crash), home.session().run():
+        raise Crash
+    before = home.session().head
+    with pytest.raises(InvalidRequest, match="await"):
+        home.store.resume_all(go_on)
+    assert home.session().head == before
 
 
 def test_steps_take_and_give_any_state(home: Home) -> None:
@@ -856,7 +933,7 @@ def test_tool_calls_are_told(home: Home) -> None:
             run.tool(
                 {"id": "c2", "function": {"name": "bad", "arguments": '{"x": 0}'}}, lambda x: 1 / x
             )
-        run.tool({"call_id": "c3", "name": "odd", "arguments": "{not json"}, lambda text: text)
+        run.tool({"call_id": "c3", "name": "odd", "input": "{not json"}, lambda text: text)
         run.step("model", lambda: 1)
     kinds = [(c.kind, c.name) for c in home.session().calls()]
     assert kinds == [("tool", "act"), ("tool", "bad"), ("tool", "odd"), ("step", "model")]
@@ -869,6 +946,19 @@ def test_tool_calls_are_told(home: Home) -> None:
     assert (third.arguments, third.result) == ("{not json", "{not json")
     with pytest.raises(InvalidRequest), home.session("t").run() as run:
         run.tool({"name": "no id"}, lambda: 1)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Lis', "{bad}", "[" * 100_000])
+def test_arguments_that_are_no_json_call_nothing(home: Home, arguments: str) -> None:
+    """Half an answer of a model must not book anything."""
+    made: list[Any] = []
+    wanted = {"id": "c1", "function": {"name": "book", "arguments": arguments}}
+    with pytest.raises(InvalidRequest, match=r"c1.*no JSON"), home.session().run() as run:
+        run.tool(wanted, made.append)
+    assert not made
+    assert not home.session().pending()
+    with home.session().run() as run:
+        run.tool({"id": "c2", "function": {"name": "book", "arguments": " "}}, lambda: made)
 
 
 def test_partial_results(home: Home) -> None:

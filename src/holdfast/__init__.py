@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.retention import Plan, Retention, Verdict
     from holdfast.runs.conversation import Conversation
     from holdfast.runs.handles import Abandoned
+    from holdfast.runs.options import Done
     from holdfast.runs.pending import MadeCall, Pending
     from holdfast.runs.policy import (
         AfterLLMResponse,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
         Policy,
     )
     from holdfast.runs.retrying import Retries
-    from holdfast.runs.run import Done
     from holdfast.runs.sync import Run, current_key
     from holdfast.runs.usage import Totals
     from holdfast.session import Session
@@ -73,7 +73,7 @@ else:
         "runs.pending": "MadeCall Pending",
         "runs.policy": "AfterLLMResponse AfterToolCall EveryN EverySeconds Never Policy",
         "runs.retrying": "Retries",
-        "runs.run": "Done",
+        "runs.options": "Done",
         "runs.sync": "Run current_key",
         "runs.usage": "Totals",
         "session": "Session",

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from holdfast.runs import options
 from holdfast.runs.calls import tool_call
 from holdfast.runs.retrying import Retries, retries_of
-from holdfast.runs.run import Halt, RunCore, current
+from holdfast.runs.run import RunCore, current
+from holdfast.runs.signals import Halt
 from holdfast.runs.sync import current_key
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint, ToolCall, Usage
     from holdfast.runs.conversation import Conversation
     from holdfast.runs.journal import Call
-    from holdfast.runs.options import OnChange, OnDoubt
+    from holdfast.runs.options import Done, OnChange, OnDoubt
     from holdfast.runs.pending import Pending
-    from holdfast.runs.run import Done
     from holdfast.session import Session
 
     Verify = Callable[[str], "Done | Awaitable[Done | None] | None"]
@@ -152,13 +152,26 @@ class AsyncRun:
         as_: type[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call `fn` once: after a crash its recorded result comes back."""
+        """Call `fn` once: after a crash its recorded result comes back.
+
+        A result is always returned as it is recorded, also the first time: models and dataclasses
+        as plain data, or as `as_`.
+        """
+        how = options.How(on_doubt, on_change, key, retries, verify, as_)
+        return await self._step(name, fn, args, kwargs, how)
+
+    async def _step(
+        self, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], how: options.How
+    ) -> Any:
+        """A step whose function may have arguments that are named as our options are."""
         bound = options.bound(fn, *args, **kwargs)
         arguments = [list(args), dict(sorted(kwargs.items()))]
-        call = await self._prepare("step", name, key, arguments, on_doubt, on_change, verify)
+        call = await self._prepare(
+            "step", name, how.key, arguments, how.on_doubt, how.on_change, how.verify
+        )
         if call.outcome != "started":
-            return self.core.recorded(call, as_)
-        return await self._make(call, bound, retries)
+            return self.core.recorded(call, how.as_)
+        return await self._make(call, bound, how.retries, how.as_)
 
     async def tool(
         self,
@@ -179,7 +192,7 @@ class AsyncRun:
         )
         if made.outcome != "started":
             return self.core.recorded(made, as_)
-        return await self._make(made, bound, retries)
+        return await self._make(made, bound, retries, as_)
 
     async def _prepare(
         self,
@@ -210,7 +223,13 @@ class AsyncRun:
             raise
         return made[0]
 
-    async def _make(self, call: Call, fn: Callable[[], Any], retries: int | Retries | None) -> Any:
+    async def _make(
+        self,
+        call: Call,
+        fn: Callable[[], Any],
+        retries: int | Retries | None,
+        as_: type[Any] | None,
+    ) -> Any:
         token = current.set(call)
         try:
             result = await (_once(fn) if retries is None else _retrying(retries, fn))
@@ -219,19 +238,17 @@ class AsyncRun:
             raise
         finally:
             current.reset(token)
-        await self._work(self.core.succeed, call, result)
-        return result
+        return await self._work(self.core.succeed, call, result, as_)
 
-    def durable(self, fn: Any = None, **options: Any) -> Any:
+    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
         """A function each of whose calls is a step; as `@run.durable` or `@run.durable(…)`."""
 
         def decorate(function: _F) -> _F:
-            name = options.get("name", function.__name__)
-            rest = {k: v for k, v in options.items() if k != "name"}
+            called, how = name or function.__name__, options.How(**given)
 
             @functools.wraps(function)
             async def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return await self.step(name, function, *args, **rest, **kwargs)
+                return await self._step(called, function, args, kwargs, how)
 
             return wrapped  # type: ignore[return-value]
 

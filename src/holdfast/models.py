@@ -17,7 +17,12 @@ M = TypeVar("M")
 def revive(value: Any, model: type[M]) -> M:
     """An instance of a dataclass or pydantic model, or InvalidRequest if the data does not fit."""
     try:
-        return typing.cast("M", _fit(value, model))
+        found = _fit(value, model)
+        if not callable(model) and get_origin(model) is None:
+            raise TypeError("it is no type")
+        if type(model) is type and model.__module__ == "builtins" and not isinstance(found, model):
+            raise TypeError(f"it is a {type(found).__name__}")
+        return typing.cast("M", found)
     except InvalidRequest:
         raise
     except (TypeError, ValueError, LookupError, NameError, AttributeError) as e:

@@ -27,7 +27,7 @@ from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Link
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.runs.journal import Journal
-from holdfast.runs.run import Halt
+from holdfast.runs.signals import Halt
 from tests import postgres
 
 from . import processes

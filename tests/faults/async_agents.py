@@ -8,7 +8,7 @@ from typing import Any
 import holdfast
 from holdfast import Fenced, InDoubt
 from holdfast.aio import Opening
-from holdfast.runs.run import Halt
+from holdfast.runs.signals import Halt
 
 from .agents import Agent, Trail, World, begin, late_writes, watch
 

@@ -362,13 +362,13 @@ def awaits_no_ends(patch: pytest.MonkeyPatch) -> None:
     """A result is returned while DONE is being written."""
     written = set()
 
-    async def hasty(self: AsyncRun, call: Call, fn: Callable[[], Any], _: Any) -> Any:
+    async def hasty(self: AsyncRun, call: Call, fn: Callable[[], Any], *_: Any) -> Any:
         token = current.set(call)
         try:
             result = await aruns._once(fn)
         finally:
             current.reset(token)
-        written.add(asyncio.ensure_future(self._work(self.core.succeed, call, result)))
+        written.add(asyncio.ensure_future(self._work(self.core.succeed, call, result, None)))
         return result
 
     patch.setattr(AsyncRun, "_make", hasty)

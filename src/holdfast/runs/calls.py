@@ -21,19 +21,22 @@ def tool_call(call: Any) -> ToolCall:
             hint='{"id": …, "function": {"name": …, "arguments": …}}, '
             '{"id": …, "name": …, "input": …} or ToolCall(id, name, arguments)',
         )
+    written = _get(_inner(call), "arguments")
+    if isinstance(written, str) and not _is_json(written):
+        raise InvalidRequest(
+            f"the arguments of call {id!r} to {name} are no JSON: {_short(written)}",
+            hint="nothing was called; tell the model so, and let it try again",
+        )
     return ToolCall(id, name, arguments)
 
 
 def name_and_arguments(call: Any) -> tuple[str | None, Any]:
     """What is called, None if it does not say, and with what. Never raises.
 
-    Arguments that are no JSON stay as the model wrote them: the tool gets to see them. The text
-    for a custom tool is not read as JSON.
+    Arguments that are no JSON stay as the model wrote them. The text for a custom tool is not read
+    as JSON.
     """
-    function = _get(call, "function")
-    if function is None:
-        function = _get(call, "custom")
-    inner = call if function is None else function
+    inner = _inner(call)
     name = _get(inner, "name")
     if type(name) is not str or not name:
         kind = _get(call, "type")  # a computer_call has no other name
@@ -47,11 +50,27 @@ def name_and_arguments(call: Any) -> tuple[str | None, Any]:
     return name, {} if arguments is None else arguments
 
 
+def _inner(call: Any) -> Any:
+    """Where a call says what is called."""
+    for name in ("function", "custom"):
+        if (inner := _get(call, name)) is not None:
+            return inner
+    return call
+
+
 def _read(arguments: str) -> Any:
     try:
         return json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return not text.strip()
+    return True
 
 
 def _get(value: Any, name: str) -> Any:

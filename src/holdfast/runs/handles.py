@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -220,6 +221,10 @@ class Overseeing:
         One that another worker has taken meanwhile is his. An error in one is logged, noted as
         that run's failure, and does not keep the others from being resumed; nor does damage.
         """
+        if inspect.iscoroutinefunction(fn):
+            raise InvalidRequest(
+                "resume_all() does not await", hint="aopen() gives a store whose resume_all() does"
+            )
         done = []
         for each in self.abandoned():
             run = self.session(each.session).run(resume=True, **options)

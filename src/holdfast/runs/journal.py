@@ -70,6 +70,11 @@ def encoded(value: Any, what: str) -> bytes:
         raise
 
 
+def fresh(value: Any) -> Any:
+    """The same as a value of its own: whoever gets it may change it."""
+    return values.decode(values.encode_exact(value))
+
+
 def idempotency_key(run: str, turn: int, key: str) -> str:
     """The same for every attempt of every worker, and another one in a fork."""
     return sha256(f"{run}\0{turn}\0{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -210,10 +215,12 @@ class Journal:
         self.note(facts, _ending_with(facts, "arguments", encoded))
         return self.calls.all[where]
 
-    def end(self, call: Call, result: Any, encoded: bytes) -> None:
-        """Note what a call has returned."""
-        facts = ended(call.number, "done", now_us(), result=result)
-        self.note(facts, _ending_with(facts, "result", encoded))
+    def end(self, call: Call, result: Any) -> Any:
+        """Note what a call has returned; gives it as it would be read again, and nobody else's."""
+        as_kept = encoded(result, "result")
+        facts = ended(call.number, "done", now_us(), result=values.decode(as_kept))
+        self.note(facts, _ending_with(facts, "result", as_kept))
+        return values.decode(as_kept)
 
     def _write_one(self, note: _Note) -> None:
         self._put([note])

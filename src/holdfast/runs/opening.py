@@ -14,7 +14,6 @@ from holdfast.errors import (
     UNREADABLE,
     Conflict,
     Corrupt,
-    Fenced,
     InvalidRequest,
     NotFound,
     SessionBusy,
@@ -50,30 +49,14 @@ class Opened:
     first_state: Any
     """What the code outside the loop starts from."""
 
-    def base_state(self) -> Any:
+    def state_at(self, seq: int) -> Any:
         with self.backend.reader() as reader:
-            return _state(self.backend, reader, Place(self.session, self.base))
+            return _state(self.backend, reader, Place(self.session, seq))
 
     def part(self, *, complete: bool) -> None:
         """Let the next checkpoint give the session back, in the same commit."""
         held = self.held._replace(open=not complete)
         self.handle._writer.parting = (b"", held.seal(self.session))
-
-    def release(self) -> None:
-        """Give the session back without a checkpoint; the run can be taken up again."""
-        writer = self.handle._writer
-        held = self.held
-        while True:
-            head, row = writer.head, writer.head_row
-            if head.lease != self.token:
-                raise Fenced(f"session {self.handle.name!r} was taken over by another worker")
-            free = head._replace(lease=None)
-            notes = Notes(lease=(b"", held.seal(self.session)))
-            try:
-                self.backend.commit(Change(self.session, row, free.seal(self.session), notes=notes))
-                break
-            except Moved:
-                self.handle.refresh()  # somebody has tagged something
 
     def let_go(self) -> None:
         heart_of(self.backend).end(self.token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast.errors import InvalidRequest
 
@@ -13,6 +13,24 @@ if TYPE_CHECKING:
 OnDoubt = Literal["rerun", "skip", "ask"]
 OnChange = Literal["raise", "reuse", "rerun"]
 _ON_DOUBT, _ON_CHANGE = ("rerun", "skip", "ask"), ("raise", "reuse", "rerun")
+
+
+class Done:
+    """What `verify` returns for a call that had its effect; for one that had not, None."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+
+class How(NamedTuple):
+    """What a step may be told besides its function and the arguments of that."""
+
+    on_doubt: OnDoubt = "rerun"
+    on_change: OnChange = "raise"
+    key: str | None = None
+    retries: Any = None
+    verify: Any = None
+    as_: type[Any] | None = None
 
 
 def bound(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:

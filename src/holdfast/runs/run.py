@@ -34,7 +34,9 @@ from holdfast.runs import pending as pendings
 from holdfast.runs.journal import Call, Journal, ended, now_us, started
 from holdfast.runs.morph import morph
 from holdfast.runs.opening import open_run
+from holdfast.runs.options import Done
 from holdfast.runs.policy import EveryN, Moment, Policy
+from holdfast.runs.signals import Halt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,21 +51,6 @@ if TYPE_CHECKING:
 
 current: contextvars.ContextVar[Call | None] = contextvars.ContextVar("holdfast call", default=None)
 """The call that is being made."""
-
-
-class Done:
-    """What `verify` returns for a call that had its effect; for one that had not, None."""
-
-    def __init__(self, result: Any = None) -> None:
-        self.result = result
-
-
-class Halt(BaseException):
-    """Leaves a run that is to be taken up again later."""
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.hint = reason, hint
 
 
 class RunCore:
@@ -184,12 +171,20 @@ class RunCore:
         opened.part(complete=complete)
         try:
             self._save(None if complete else self._base, fields)
-        except NotSerializable:
+        except NotSerializable as e:
+            self._finish_without_state(fields, e)
             if complete:
                 raise
-            logger.exception("the state of session %r cannot be saved", self._given.name)
-            opened.release()
         self._given.lease_event("given back")
+
+    def _finish_without_state(self, fields: Fields, error: NotSerializable) -> None:
+        """The end of a run whose state cannot be stored: with the one that it goes on from."""
+        logger.warning("the state of session %r is not saved: %s", self._given.name, error.message)
+        if fields["status"] == "completed":
+            fields["status"], fields["reason"] = "failed", f"NotSerializable: {error.message}"
+        fields.setdefault("hint", "run() resumes it")
+        self._ours.part(complete=False)
+        self._save_state(self._ours.state_at(self._base), self._base, fields)
 
     def _check_loop(self) -> None:
         if self._turn and not self._looping:
@@ -208,7 +203,7 @@ class RunCore:
             self._note_removed(0)
             self._looping = True
             if self._turn:
-                self._state = morph(self._state, opened.base_state())
+                self._state = morph(self._state, opened.state_at(opened.base))
                 self._visited.clear()
             else:
                 self._begin_turn()
@@ -288,6 +283,9 @@ class RunCore:
             return self._save(self._base, chosen)
 
     def _save(self, base: int | None, fields: Fields) -> Checkpoint:
+        return self._save_state(self._state, base, fields)
+
+    def _save_state(self, state: Any, base: int | None, fields: Fields) -> Checkpoint:
         opened = self._ours
         given = fields.get("usage")
         if self._usage != Usage() and (given is None or isinstance(given, Usage)):
@@ -295,7 +293,7 @@ class RunCore:
         if "pending" not in fields:
             fields["pending"] = self._pending()
         mark = RunMark(opened.held.run, self._turn, base)
-        saved = opened.handle.save_of_run(self._state, mark, self._parent, fields)
+        saved = opened.handle.save_of_run(state, mark, self._parent, fields)
         self._parent, self._usage = None, Usage()
         self._saved_at = time.monotonic()
         return saved
@@ -352,7 +350,7 @@ class RunCore:
             if known is not None and known.outcome == "started" and verify is not None:
                 verdict = verify(known.idempotency_key)
                 if isinstance(verdict, Done):
-                    journal.note(ended(known.number, "done", now_us(), result=verdict.result))
+                    journal.end(known, verdict.result)
                     self._flying.pop(key, None)
                     return journal.calls.all[known.where]
                 if verdict is not None:
@@ -381,7 +379,7 @@ class RunCore:
         if call.outcome == "rerun":
             return False
         if call.digest != digest and on_change == "raise":
-            raise StepChanged(f"{call.key!r} was called with other arguments before the crash")
+            raise StepChanged(f"{call.key!r} was called with other arguments before")
         if call.outcome == "started":
             if on_doubt == "skip":
                 self._journal.note(ended(call.number, "skipped", now_us()))
@@ -395,14 +393,17 @@ class RunCore:
             error = StepFailed(call.error or "")
             failures.mark(error, self._ours.token, call.number)
             raise error
-        return call.result if as_ is None or call.result is None else revive(call.result, as_)
+        kept = journals.fresh(call.result)
+        return kept if as_ is None or kept is None else revive(kept, as_)
 
-    def succeed(self, call: Call, result: Any) -> None:
+    def succeed(self, call: Call, result: Any, as_: type[Any] | None) -> Any:
+        """Note a result, and return it as it comes back after a crash: with no other types."""
         try:
-            self._ours.journal.end(call, result, journals.encoded(result, "result"))
+            kept = self._ours.journal.end(call, result)
         finally:
             self._flying.pop(call.key, None)
         self._after("tool" if call.kind == "tool" else "llm")
+        return kept if as_ is None or kept is None else revive(kept, as_)
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Whatever ended the call. What is no error of its own (Ctrl-C) leaves it in doubt."""

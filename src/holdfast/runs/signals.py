@@ -7,10 +7,16 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.runs.run import Halt
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class Halt(BaseException):
+    """Leaves a run that is to be taken up again later."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from holdfast.runs import options
 from holdfast.runs.calls import tool_call
 from holdfast.runs.retrying import Retries, retrying
-from holdfast.runs.run import Done, Halt, RunCore, current
-from holdfast.runs.signals import terminable
+from holdfast.runs.run import RunCore, current
+from holdfast.runs.signals import Halt, terminable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.fields import Fields
     from holdfast.model import Checkpoint
     from holdfast.runs.journal import Call
-    from holdfast.runs.options import OnChange, OnDoubt
+    from holdfast.runs.options import Done, OnChange, OnDoubt
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -73,15 +73,27 @@ class Run(RunCore):
         as_: type[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call `fn` once: after a crash its recorded result comes back."""
+        """Call `fn` once: after a crash its recorded result comes back.
+
+        A result is always returned as it is recorded, also the first time: models and dataclasses
+        as plain data, or as `as_`.
+        """
+        how = options.How(on_doubt, on_change, key, retries, verify, as_)
+        return self._step(name, fn, args, kwargs, how)
+
+    def _step(
+        self, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], how: options.How
+    ) -> Any:
+        """A step whose function may have arguments that are named as our options are."""
         bound = options.bound(fn, *args, **kwargs)
         arguments = [list(args), dict(sorted(kwargs.items()))]
         call = self.prepare(
-            "step", name, key, arguments, on_doubt=on_doubt, on_change=on_change, verify=verify
-        )
+            "step", name, how.key, arguments,
+            on_doubt=how.on_doubt, on_change=how.on_change, verify=how.verify,
+        )  # fmt: skip
         if call.outcome != "started":
-            return self.recorded(call, as_)
-        return self._make(call, bound, retries)
+            return self.recorded(call, how.as_)
+        return self._make(call, bound, how.retries, how.as_)
 
     def tool(
         self,
@@ -103,9 +115,15 @@ class Run(RunCore):
         )  # fmt: skip
         if made.outcome != "started":
             return self.recorded(made, as_)
-        return self._make(made, bound, retries)
+        return self._make(made, bound, retries, as_)
 
-    def _make(self, call: Call, fn: Callable[[], Any], retries: int | Retries | None) -> Any:
+    def _make(
+        self,
+        call: Call,
+        fn: Callable[[], Any],
+        retries: int | Retries | None,
+        as_: type[Any] | None,
+    ) -> Any:
         token = current.set(call)
         try:
             result = fn() if retries is None else retrying(retries, fn)
@@ -114,23 +132,21 @@ class Run(RunCore):
             raise
         finally:
             current.reset(token)
-        self.succeed(call, result)
-        return result
+        return self.succeed(call, result, as_)
 
     @overload
     def durable(self, fn: _F) -> _F: ...
     @overload
     def durable(self, fn: None = None, **options: Any) -> Callable[[_F], _F]: ...
-    def durable(self, fn: Any = None, **options: Any) -> Any:
+    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
         """A function each of whose calls is a step; as `@run.durable` or `@run.durable(…)`."""
 
         def decorate(function: Any) -> Any:
-            name = options.get("name", function.__name__)
-            rest = {k: v for k, v in options.items() if k != "name"}
+            called, how = name or function.__name__, options.How(**given)
 
             @functools.wraps(function)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return self.step(name, function, *args, **rest, **kwargs)
+                return self._step(called, function, args, kwargs, how)
 
             return wrapped
 
