@@ -183,15 +183,15 @@ def elsewhere(lines: list[str], folder: Path, **more: Any) -> list[Ended]:
     return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def process(*words: str, folder: Path, **more: Any) -> subprocess.Popen[str]:
+def process(*words: str | bytes, folder: Path, **more: Any) -> subprocess.Popen[Any]:
     """`holdfast` itself."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    usual = {**pipes, "text": True}
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast", *words],
         cwd=folder,
         env=environment(folder) | more.pop("env", {}),
-        text=True,
-        **{**pipes, **more},
+        **{**usual, **more},
     )
 
 

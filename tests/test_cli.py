@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 
 import holdfast
 from holdfast import errors, ids
+from holdfast.blame import parse_path
 from holdfast.cli import completing, looking, words
 from holdfast.cli.main import COMMANDS, FAMILY, cli
 from tests import cli_worlds as worlds
-from tests.cli import Terminal, foreseeable
+from tests.cli import EPOCH, Terminal, foreseeable
 from tests.test_cli_transcripts import SNAPSHOTS
 
 NAMES = [*FAMILY]
@@ -227,12 +229,34 @@ def test_ctrl_c(trip, monkeypatch):
 def test_what_is_no_store(terminal):
     (terminal.folder / "text").write_text("This is no store. " * 1000)
     (terminal.folder / "empty").mkdir()
-    for name, code in (("text", 5), ("empty", 2), ("files:empty", 3), ("files:text", 3)):
+    for name, code in (("text", 7), ("empty", 2), ("files:empty", 3), ("files:text", 3)):
         ended = terminal("sessions", "--store", name, "--json")
         assert ended.code == code, (name, ended)
         assert ended.error["message"]
     ended = terminal("sessions", "--store", "postgresql://127.0.0.1:1/none", "--json")
     assert (ended.code, ended.error["error"]) == (6, "Unavailable")
+
+
+@pytest.mark.parametrize(
+    ("begins", "kind"),
+    [(b"", "UnsupportedFormat"), (b"#", "UnsupportedFormat"), (b"SQLite", "UnsupportedFormat"),
+     (b"SQL dump of 2026", "UnsupportedFormat"), (bytes(16), "UnsupportedFormat"),
+     (b"SQLite f", "Corrupt"), (b"SQLite format 4\0", "Corrupt"),
+     (b"\0\0\0\0\0\0\0\0rmat 3\0\0", "UnsupportedFormat"),
+     (b"\0\0\0\0\0\0\0\0ormat 3\0", "Corrupt")],
+)  # fmt: skip
+def test_another_file_is_told_from_a_damaged_store(trip, begins, kind):
+    """By its first bytes; either way it stays as it is."""
+    whole = trip.path.read_bytes()
+    cut = begins if len(begins) < 16 else begins + whole[16:]
+    trip.path.write_bytes(cut)
+    for line in ("sessions", "init", "check"):
+        told = trip.type(f"{line} --json").error
+        assert (told["error"], told["exit_code"]) == (kind, 5 if kind == "Corrupt" else 7)
+        assert "backup" in told["hint"]
+        assert trip.path.read_bytes() == cut
+    told = trip("save", "s", "--json", stdin="{}").error
+    assert (told["error"], trip.path.read_bytes()) == (kind, cut)
 
 
 def test_without_a_name_the_store_is_the_users(terminal, monkeypatch):
@@ -302,6 +326,47 @@ def test_prune_does_what_its_plan_said(trip):
     assert left == {v["id"] for v in dry["verdicts"] if v["keep"]}
     trip.good("undo -s trip")
     assert len(trip.good("log trip --json").lines) == len(dry["verdicts"])
+
+
+def test_prune_of_whole_sessions(trip):
+    """They are counted with the checkpoints of others, go, and come back by undo."""
+    named = [row["name"] for row in trip.good("sessions --json").lines]
+    trip.good("save fresh", stdin="{}")
+    asked = trip.type("prune --session-ttl 1s")
+    assert "trip-b: all of it goes: nothing was saved for 1s" in asked.err
+    done = trip.good("prune --session-ttl 1s --yes")
+    assert done.out == "Deleted 3 sessions.\n"
+    assert trip.good("sessions --json").lines == []
+    for name in (*named, "fresh"):
+        assert f"Undo with: holdfast undo -s {name}\n" in done.err
+        trip.good(f"undo -s {name}")
+    assert [row["name"] for row in trip.good("sessions --json").lines] == ["fresh", *named]
+    assert trip.good("prune --session-ttl 9999w --yes").err == "Nothing to prune.\n"
+
+
+def test_prune_of_sessions_and_of_checkpoints(trip, monkeypatch):
+    """Each is counted: in the question, and in what is said afterwards."""
+    monkeypatch.setattr(time, "time_ns", lambda: (EPOCH + 10_000) * 10**9)
+    for n in range(3):
+        trip.good("save fresh", stdin=str(n))
+    line = "prune --session-ttl 1h --keep-last 1"
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.cli.app.App.confirm", lambda _, question: asked.append(question))
+        done = trip.good(line)
+    assert asked == ["Delete 2 checkpoints and 2 sessions?"]
+    assert done.out == "Deleted 2 checkpoints and 2 sessions.\n"
+    assert [row["name"] for row in trip.good("sessions --json").lines] == ["fresh"]
+
+
+def test_prune_says_how_to_undo_each_of_many(terminal):
+    with terminal.store() as store:
+        for n in range(12):
+            store.session(f"s{n}").save({"n": 1})
+            store.session(f"s{n}").save({"n": 2})
+    told = terminal.good("prune --keep-last 1 --yes").err
+    assert told.count("Undo with: holdfast undo -s s") == 10
+    assert "And 2 more sessions, each with: holdfast undo -s NAME\n" in told
 
 
 # -- revisions -------------------------------------------------------------------------------------
@@ -475,3 +540,35 @@ def test_paths_as_differences_are_written(trip):
     assert trip.good("state @ log[0].text -s list --json").one == "two"
     assert "[-one-]{+two+}" in trip.good("blame log[0].text -s list").out
     assert trip.type("state @ log[9] -s list").code == 3
+
+
+KEYS = ["a.b", "a b", "", "it's", 'say "x"', "[0]", "]", "a]['b", "3", 3, -1, 1.5, None, True, b"x",
+        "\n", "\\", "\ud800", "é", "state", "statement", ".", "x[y]", "\u202e"]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS, ids=ascii)
+@pytest.mark.parametrize("where", ["first", "below", "list"])
+def test_every_path_that_diff_prints_can_be_asked_for(terminal, key, where):
+    def state(value: int) -> Any:
+        inner = {key: {"n": [value]}, "other": 0}
+        return {"first": inner, "below": {"plan": inner}, "list": [inner]}[where]
+
+    with terminal.store() as store:
+        store.session("s").save(state(1))
+        store.session("s").save(state(2))
+    printed = terminal.good("diff @~1").out.splitlines()[-1]
+    path = printed.removeprefix("~ ").removesuffix("  1 → 2")
+    assert terminal("state", "@", path, "--json").one == 2
+    found = terminal("blame", path, "--json").one
+    assert (found["before"], found["after"], found["checkpoint"]["step"]) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "steps"),
+    [("a.0", ("a", 0)), ("a[0]", ("a", 0)), ("[0].b", (0, "b")), ("a[0][1]", ("a", 0, 1)),
+     (".a", ("a",)), ("a..b", ("a", "", "b")), ("a.", ("a", "")), ("a[b]", ("a[b]",)),
+     ("a[0]b", ("a", "0b")), ("a[", ("a[",)), ("a]", ("a]",)), ("a['b", ("a['b",)),
+     ("a[{}]", ("a[{}]",)), ("a[" + "1" * 20 + "]", ("a", "1" * 20)), (".", ("",))],
+)  # fmt: skip
+def test_paths_mean_what_they_meant(path, steps):
+    assert parse_path(path) == steps

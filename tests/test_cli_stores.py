@@ -266,6 +266,37 @@ def test_what_was_left_out_is_told_by_the_exit_code(terminal: Terminal) -> None:
     assert terminal.type("import rollout.jsonl -f codex").code == 5
 
 
+def test_a_backup_of_a_damaged_store_says_so(terminal, torn):
+    """The copy is made, it is the same, and nobody takes it for a sound one."""
+    kind = "files:" if str(torn("older checkpoint").url).startswith("files:") else ""
+    copy = terminal.folder / "copy"
+    told = terminal.type(f"backup {copy}")
+    assert told.code == 5
+    assert "2 sessions, 6 checkpoints, the same as the store, with the damage" in told.out
+    assert "✗" in told.out
+    assert "verified" not in told.out
+    as_json = terminal.type(f"backup {copy}-2 --json")
+    assert (as_json.code, as_json.one["report"]["ok"], as_json.err) == (5, False, "")
+    there = terminal.type("check --read-data --json").one
+    assert terminal.type(f"check --read-data --json -S {kind}{copy}").one == there
+
+
+def test_check_of_what_cannot_be_checked_does_not_lead_in_a_circle(terminal):
+    """Other commands send one to check; check itself, and doctor, must not."""
+    worlds.trip(terminal.path)
+    whole = terminal.path.read_bytes()
+    terminal.path.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
+    assert "holdfast check" in terminal.type("sessions --json").error["hint"]
+    for line in ("check", "check --read-data", "check -s trip"):
+        told = terminal.type(f"{line} --json").error
+        assert (told["exit_code"], told["error"]) == (5, "Corrupt")
+        assert "holdfast check" not in told["hint"]
+        assert "backup" in told["hint"]
+    ended = terminal.type("doctor")
+    assert ended.code == 1
+    assert "holdfast check" not in ended.out
+
+
 def test_a_session_that_is_being_run(terminal: Terminal) -> None:
     with terminal.store() as store, store.session("s").run() as run:
         run.step("look", int)

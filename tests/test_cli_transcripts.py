@@ -180,7 +180,8 @@ def runs(scribe: Scribe) -> None:
     worlds.left("other.db")
     scribe.type("""resolve pay -s job --result '{"paid": 5}' --json -S other.db""")
     scribe.both("answer price 5 -s ask")
-    scribe.type("answer approval yes -s ask", "answer approval no -s ask")
+    scribe.both("answer approval no -s ask")
+    scribe.type("answer approval true -s ask", "answer approval no --text -s ask")
     scribe.type("answer approval '[1, 2]' -s ask --json -S other.db")
     scribe.both("resume ask agent:fails", "resume ask agent:nothing", "resume ask nothing:at_all")
     scribe.type("resume ask agent:goes_on", "resume ask agent:goes_on --json -S other.db")
@@ -205,6 +206,7 @@ def keep(scribe: Scribe) -> None:
         "check", "sessions", "log trip", "show -s trip", "state -s trip", "show @~1 -s trip",
         "diff start -s trip", "stats",
     )])  # fmt: skip
+    scribe.type("backup torn-2.db -S torn.db", "backup torn-3.db -S torn.db --json")
     scribe.type(
         "repair -S torn.db", "check -S torn.db", "repair -S torn.db --json", "log trip -S torn.db"
     )
@@ -222,6 +224,7 @@ def move(scribe: Scribe) -> None:
         "import trip.jsonl -S new.db", "import trip.jsonl -S new.db --json", "import nothing"
     )
     (scribe.terminal.folder / "strange").write_text("?")
+    scribe.both("import store.db -S new.db")
     scribe.both("import strange", "import strange -f portable", "import trip.jsonl -s trap")
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
     (scribe.terminal.folder / "chat.json").write_text(json.dumps(chat))

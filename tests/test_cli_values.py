@@ -93,6 +93,16 @@ def test_all_that_save_takes(terminal):
     assert terminal.good("show --json").one == again, "nothing was written"
 
 
+def test_the_agent_of_a_save(terminal):
+    """Is the checkpoint's; the session's is the one that it was made with, as the help says."""
+    for agent, belongs in (("first", "first"), ("second", "first")):
+        made = terminal.good(f"save s --agent {agent} --json", stdin="{}").one
+        assert made["agent"] == agent
+        assert terminal.good("sessions --json").one["agent"] == belongs
+    told = " ".join(terminal.good("save --help").out.split())
+    assert "The agent that saves; a new session belongs to it from then on." in told
+
+
 # -- stores ----------------------------------------------------------------------------------------
 
 
@@ -131,6 +141,17 @@ def test_only_one_session(terminal):
     terminal.good("copy other.db -s trip-b")
     names = [row["name"] for row in terminal.good("sessions --json -S other.db").lines]
     assert names == ["trip", "trip-b"], "with what it was forked from"
+
+
+@pytest.mark.parametrize("more", ["", "-f portable", "-f s3", "-s trip"])
+def test_a_store_is_copied_and_not_imported(terminal, more):
+    """And the hint says how."""
+    worlds.trip("other one.db")
+    told = terminal.type(f"import 'other one.db' {more} --json").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert not terminal.path.exists()
+    terminal.good(told["hint"].removeprefix("holdfast "))
+    assert told_of(str(terminal.path)) == told_of("other one.db")
 
 
 def test_a_backup_is_a_store(terminal):
@@ -209,6 +230,17 @@ def left(terminal: Terminal) -> Terminal:
         "def stops(run):\n"
         "    raise KeyboardInterrupt\n"
         "number = 5\n"
+        "async def later(run):\n"
+        "    pays(run)\n"
+        "def bit_by_bit(run):\n"
+        "    yield pays(run)\n"
+        "async def both(run):\n"
+        "    yield pays(run)\n"
+        "class Lazy:\n"
+        "    async def __call__(self, run):\n"
+        "        pays(run)\n"
+        "lazy = Lazy()\n"
+        "hidden = lambda run: later(run)\n"
     )
     Path("torn.py").write_text("def pays(run)\n")
     Path("poor.py").write_text("import no_such_module_anywhere\n")
@@ -233,13 +265,32 @@ def test_resolved(left, how, log):
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("yes", "yes"), ("[1,2]", [1, 2]), ("null", None), ('"5"', "5")]
-)
+    ("typed", "meant"),
+    [(["false"], False), (["[1,2]"], [1, 2]), (["null"], None), (['"5"'], "5"),
+     (["--text", "no"], "no"), (["--text", "5"], "5"), (["--text", '"'], '"')],
+)  # fmt: skip
 def test_answered(left, typed, meant):
-    assert left("answer", "-s", "ask", "approval", typed).code == 0
-    assert left("answer", "-s", "ask", "approval", "other", "--json").error["exit_code"] == 3
+    told = left("answer", "-s", "ask", "approval", *typed)
+    shown = jsons.dumps(meant, separators=(",", ":"))
+    assert (told.code, told.out) == (0, f"ask: approval: {shown}; the run can be resumed\n")
+    assert left("answer", "-s", "ask", "approval", "5", "--json").error["exit_code"] == 3
     assert left.good("resume ask agent:Made.waits --json").one["status"] == "completed"
     assert left.good("state -s ask --json").one == {"log": [meant]}
+
+
+@pytest.mark.parametrize("typed", ["no", "False", "yes, do it", "", "{", "it's", "[" * 9_999])
+def test_an_answer_that_is_no_json_is_refused(left, typed):
+    """Before anything is written: as text it would be true, whatever it says."""
+    before = left.good("pending -s ask --json").lines
+    told = left("answer", "-s", "ask", "approval", typed, "--json").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert "false" in told["hint"]
+    assert "--text" in told["hint"]
+    assert left.good("pending -s ask --json").lines == before
+    quoted = told["hint"].partition("quotes: ")[2].removesuffix(", or give --text")
+    left.good(f"answer -s ask approval {quoted}")
+    left.good("resume ask agent:Made.waits")
+    assert left.good("state -s ask --json").one == {"log": [typed]}
 
 
 def test_still_waiting(left):
@@ -265,6 +316,23 @@ def test_what_cannot_be_resumed(left, target, code, words):
     assert words in ended.err
     told = [line for line in ended.err.splitlines() if not line.startswith("Resuming")]
     assert len(told) <= 2
+    left.good("answer approval 1 -s ask")
+    left.good("resume ask agent:Made.waits")
+
+
+@pytest.mark.parametrize("name", ["later", "bit_by_bit", "both", "lazy", "hidden"])
+def test_what_a_call_does_not_run_is_refused(left, name):
+    """As one that is async: the run is not taken for completed, and can be resumed."""
+    before = left.good("resume ask --json").one
+    told = left.type(f"resume ask agent:{name}")
+    assert (told.code, told.out) == (2, "")
+    assert "is async or a generator" in told.err
+    assert "asyncio.run" in told.err
+    assert ("Resuming" in told.err) == (name == "hidden"), "the others are refused before"
+    after = left.good("resume ask --json").one
+    assert after["head"]["status"] != "completed"
+    if name != "hidden":
+        assert after == before
     left.good("answer approval 1 -s ask")
     left.good("resume ask agent:Made.waits")
 

@@ -117,11 +117,14 @@ def test_a_question_is_answered(store: holdfast.Store, look: Look) -> None:
     viewer = look(store, "s=approval&t=run")
     expect(viewer.panel).to_contain_text("Book it for 850?")
     viewer.panel.get_by_role("button", name="Answer").click()
-    viewer.dialog.locator("textarea").fill("yes, please")
+    viewer.dialog.locator("textarea").fill("no")  # a text, which code would take for a yes
+    viewer.dialog.get_by_role("button", name="Answer").click()
+    expect(viewer.dialog).to_contain_text("This is no JSON")
+    viewer.dialog.locator("textarea").fill("false")
     viewer.dialog.get_by_role("button", name="Answer").click()
     expect(viewer.panel.locator(".call.open")).to_have_count(0)
     with session.run() as run:
-        assert run.wait_for("go") == "yes, please"
+        assert run.wait_for("go") is False
 
 
 def test_a_read_only_viewer_offers_no_change(sqlite: Home, look: Look) -> None:

@@ -135,6 +135,6 @@ def test_answer_says_what_it_does(store: holdfast.Store, look: Look) -> None:
     viewer = look(store, "s=approval&t=run")
     viewer.panel.get_by_role("button", name="Answer").click()
     says(viewer, "The run of approval waits for go.", "gets this answer", "This is final.")
-    viewer.dialog.locator("textarea").fill("yes, please")
-    assert command(viewer) == ["answer", "-s", "approval", "go", "yes, please"]
+    viewer.dialog.locator("textarea").fill('"yes, please"')
+    assert command(viewer) == ["answer", "-s", "approval", "go", '"yes, please"']
     close(viewer)

@@ -119,11 +119,13 @@ def test_who_chooses_a_session_while_it_loads_waits_for_it(
 ) -> None:
     worlds.trip(store)
     viewer = look(store)
+    expect(viewer.rows).to_have_count(9)  # nothing that this page asks for is still to come
     held: list[Route] = []
-    viewer.page.route("**/api/log?*", lambda route: held.append(route), times=1)  # noqa: PLW0108
+    viewer.page.route("**/api/log?*", lambda route: held.append(route))  # noqa: PLW0108
     viewer.open()
     viewer.find(".session").first.click()
     expect(viewer.find(".stage [role=status]")).to_have_text("Loading…")
+    viewer.page.route("**/api/log?*", lambda route: route.continue_())
     for route in held:
         route.continue_()
     expect(viewer.rows).to_have_count(9)

@@ -114,10 +114,10 @@ class App:
 
     def command(self, *words: str) -> str:
         """A command for the same store, as one would type it."""
-        import shlex
+        from holdfast.cli.words import quoted
 
         store = ["--store", self._url] if self._url and self._typed() else []
-        return shlex.join(["holdfast", *store, *words])
+        return " ".join(map(quoted, ["holdfast", *store, *words]))
 
     @staticmethod
     def _typed() -> bool:
@@ -139,7 +139,13 @@ class App:
             raise InvalidRequest(
                 "nothing was done: this cannot be asked here", hint="give --yes to go on"
             )
-        click.confirm(question, abort=True, err=True)
+        try:
+            click.confirm(question, abort=True, err=True)
+        except click.Abort as e:
+            if isinstance(e.__context__, KeyboardInterrupt):  # for click the same as a no
+                click.echo(err=True)  # the shell goes on below the question
+                raise KeyboardInterrupt from None
+            raise
 
 
 def harmless(text: str) -> str:

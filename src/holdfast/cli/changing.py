@@ -24,7 +24,11 @@ from holdfast.model import STATUSES
 @click.option("--status", type=click.Choice(STATUSES), help="The session's status from now on.")
 @click.option("--reason", metavar="TEXT", help="Why the status is what it is.")
 @click.option("--key", metavar="KEY", help="An external id, unique in the session.")
-@click.option("--agent", metavar="NAME", help="The agent that the session belongs to.")
+@click.option(
+    "--agent",
+    metavar="NAME",
+    help="The agent that saves; a new session belongs to it from then on.",
+)
 def save_(
     app: App,
     session: str,
@@ -94,8 +98,8 @@ def fork_(app: App, revision: str, name: str, session: str | None) -> None:
             app.emit(shapes.checkpoint(head))
             return
         length = naming.short_length(store.backend, [head, found.checkpoint])
-        at = found.checkpoint
-        app.say(f"{name} begins at {at.id[:length]} of {at.session}, step {at.step}")
+        at, of = found.checkpoint, words.one_line(found.checkpoint.session)
+        app.say(f"{words.one_line(name)} begins at {at.id[:length]} of {of}, step {at.step}")
         app.way_back(new)
 
 
@@ -116,7 +120,8 @@ def rewind_(app: App, revision: str, session: str | None) -> None:
             return
         length = naming.short_length(store.backend, [checkpoint])
         was = f", was at step {before.step}" if before is not None and not before.damaged else ""
-        app.say(f"{found.session.name} is at {checkpoint.id[:length]}, step {checkpoint.step}{was}")
+        name = words.one_line(found.session.name)
+        app.say(f"{name} is at {checkpoint.id[:length]}, step {checkpoint.step}{was}")
         app.way_back(found.session)
 
 
@@ -128,7 +133,7 @@ def _step_back(app: App, session: str | None, *, redo: bool) -> None:
         if app.json:
             app.emit(shapes.operation(operation))
             return
-        app.say(f"{handle.name}: {operation.summary}")
+        app.say(words.one_line(f"{handle.name}: {operation.summary}"))
         app.way_back(handle, redo=not redo)
 
 
@@ -152,16 +157,17 @@ def ops_(app: App, session: str | None) -> None:
     """List what was done to a session, apart from saving: the newest first."""
     with app.store() as store:
         handle = naming.the_session(store, session)
-        done = handle.ops()
-        if not done:
+        found = handle.ops()
+        if not found:
             app.note("Nothing was done to it apart from saving.")
-        for operation in reversed(done):
+        for operation in reversed(found):
             if app.json:
                 app.emit(shapes.operation(operation))
                 continue
-            back = as_commands(operation.way_back)
+            back = words.one_line(as_commands(operation.way_back))
+            done = words.one_line(operation.summary)
             when = click.style(words.age(operation.created_at), dim=True)
-            app.say(f"{operation.number:>4}  {operation.kind:<7} {operation.summary}  {when}")
+            app.say(f"{operation.number:>4}  {operation.kind:<7} {done}  {when}")
             app.say(click.style(f"{'':14}way back: {back}", dim=True))
 
 

@@ -71,7 +71,8 @@ def _heading(a: Checkpoint, b: Checkpoint, found: Comparison, length: int) -> st
 
     def end(c: Checkpoint) -> str:
         label = f' "{c.label}"' if c.label else ""
-        return f"{click.style(c.id[:length], fg='cyan')} ({c.session}, step {c.step}{label})"
+        where = words.one_line(f"({c.session}, step {c.step}{label})")
+        return f"{click.style(c.id[:length], fg='cyan')} {where}"
 
     def way(steps: int, tokens: int, cost: float) -> str:
         spent = words.spent(tokens, cost)
@@ -85,7 +86,7 @@ def _heading(a: Checkpoint, b: Checkpoint, found: Comparison, length: int) -> st
         lines.append(f"{forth} on.")
     else:
         back = way(found.to_a.steps, *_usage(found.to_a.usage))
-        where = f"{found.ancestor.id[:length]} ({found.ancestor.session})"
+        where = f"{found.ancestor.id[:length]} ({words.one_line(found.ancestor.session)})"
         lines.append(f"{back} back to {where}" + (f", {forth} on." if found.to_b.steps else "."))
     return "\n".join([lines[0], *[click.style(line, dim=True) for line in lines[1:]]])
 
@@ -95,7 +96,7 @@ def _usage(usage: Any) -> tuple[int, float]:
 
 
 def _lines(change: Change, longest: int | None) -> Iterator[str]:
-    where = dotted(change.path).removeprefix("state.").removeprefix("state")
+    where = dotted(change.path).removeprefix("state").removeprefix(".")
     colour = {"added": "green", "removed": "red", "changed": "yellow"}[change.kind]
     sign = {"added": "+", "removed": "-", "changed": "~"}[change.kind]
     head = click.style(f"{sign} {where or 'the whole state'}", fg=colour)
@@ -186,7 +187,10 @@ def _indented(text: str) -> str:
 @click.argument("revision", default="@", shell_complete=complete_revisions)
 @session_option
 def blame_(app: App, path: str, revision: str, session: str | None) -> None:
-    """Find the checkpoint in which the value at PATH (plan.budget) last changed, and from what."""
+    """Find the checkpoint in which the value at PATH (plan.budget) last changed, and from what.
+
+    PATH is written as `holdfast diff` prints it.
+    """
     from holdfast.cli.looking import part
 
     with app.store() as store:
@@ -206,7 +210,8 @@ def blame_(app: App, path: str, revision: str, session: str | None) -> None:
             app.emit(shown | ({"before": shapes.value(before)} if existed else {}))
             return
         length = naming.short_length(store.backend, [checkpoint])
-    app.say(f"{words.line(checkpoint, length)}  {click.style(checkpoint.session, dim=True)}")
+    where = click.style(words.one_line(checkpoint.session), dim=True)
+    app.say(f"{words.line(checkpoint, length)}  {where}")
     if existed and isinstance(before, str) and isinstance(after, str):
         app.say(_indented(word_diff(before, after)))
     elif existed:

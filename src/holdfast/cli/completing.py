@@ -5,6 +5,7 @@ A shell asks while somebody types, so whatever goes wrong here completes nothing
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,19 @@ def _completed(
     url = ctx.params.get("store") or ctx.find_root().params.get("store")
     try:
         with App(url).store() as store:
-            return list(islice((n for n in names(store) if n.startswith(incomplete)), _MOST))
+            fitting = (n for n in names(store) if n.startswith(incomplete) and _tellable(n))
+            return list(islice(fitting, _MOST))
     except (HoldfastError, OSError):
         return []
+
+
+def _tellable(name: str) -> bool:
+    """Whether it fits on a line, and into the bytes of an argument."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return len(name.splitlines()) <= 1 and "\0" not in name
 
 
 def complete_sessions(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ import click
 
 from holdfast.cli import words
 from holdfast.cli.app import App, command
-from holdfast.cli.wording import in_our_words
+from holdfast.cli.wording import in_our_words, nothing_more_to_check
 from holdfast.errors import HoldfastError, StoreNotFound
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _findings(app: App) -> Iterator[Finding]:
     if path is not None:
         yield from _disk(path)
     try:
-        with app.store() as store:
+        with nothing_more_to_check(), app.store() as store:
             yield Finding("store", "ok", f"{app.url} ({store.backend.name})")
             yield from _clock(store)
             yield from _records(store)

@@ -10,12 +10,16 @@ from holdfast import shapes
 from holdfast.cli import naming, words
 from holdfast.cli.app import App, command, session_option, yes_option
 from holdfast.cli.progress import bar
+from holdfast.cli.wording import nothing_more_to_check
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast import Plan, Retention, Store
+
+_SHOWN = 10
+"""Sessions of which the way back is told one by one."""
 
 
 @command("check")
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 @session_option
 def check_(app: App, session: str | None, *, read_data: bool) -> None:
     """Verify that everything stored is what was saved; exit code 5 if something is damaged."""
-    with app.store() as store:
+    with nothing_more_to_check(), app.store() as store:
         names = None if session is None else [naming.the_session(store, session).name]
         report = store.verify(read_data=read_data, sessions=names)
     if app.json:
@@ -31,7 +35,7 @@ def check_(app: App, session: str | None, *, read_data: bool) -> None:
     else:
         app.say(f"{_counted(report.sessions, report.checkpoints)}, {report.loadable:,} sound")
         for problem in report.problems:
-            app.say(f"{click.style('✗', fg='red')} {problem}")
+            app.say(f"{click.style('✗', fg='red')} {words.one_line(str(problem))}")
         if report.ok and not read_data:
             app.note("Records and hashes are sound; --read-data reads all data, too.")
     if not report.ok:
@@ -53,7 +57,7 @@ def repair_(app: App) -> None:
             if app.json:
                 app.emit(each._asdict())
                 continue
-            app.say(click.style(each.session, bold=True))
+            app.say(click.style(words.one_line(each.session), bold=True))
             if each.moved is not None:
                 app.say(f"  the head moved from checkpoint {each.moved[0]} to {each.moved[1]}")
                 app.way_back(store.session(each.session))
@@ -93,22 +97,32 @@ def prune_(app: App, session: str | None, *, dry_run: bool, **rules: Any) -> Non
             for plan in plans:
                 app.emit(shapes.plan(plan))
             return
-        count = sum(len(plan.removed) for plan in plans)
         for plan in plans:
             _show(app.say if dry_run else app.note, store, plan)
-        if dry_run or not count:
-            app.note("Nothing to prune." if not count else "Nothing was done: a dry run.")
+        if dry_run or not plans:
+            app.note("Nothing was done: a dry run." if plans else "Nothing to prune.")
             return
-        app.confirm(f"Delete {words.plural(count, 'checkpoint')}?")
+        app.confirm(f"Delete {_going(plans)}?")
         done = [p for p in _plans(store, rule, session, dry_run=False) if p.removed or p.whole]
         if app.json:
             for plan in done:
                 app.emit(shapes.plan(plan))
             return
-        app.say(f"Deleted {words.plural(sum(len(p.removed) for p in done), 'checkpoint')}.")
-        for plan in done[:10]:
+        app.say(f"Deleted {_going(done)}.")
+        for plan in done[:_SHOWN]:
             app.way_back(store.session(plan.session))
+        if len(done) > _SHOWN:
+            more = words.plural(len(done) - _SHOWN, "more session")
+            app.note(f"And {more}, each with: {app.command('undo', '-s')} NAME")
         app.note(f"Free their space with: {app.command('gc')}")
+
+
+def _going(plans: Sequence[Plan]) -> str:
+    """What goes, counted: checkpoints of sessions that stay, and sessions as a whole."""
+    checkpoints = sum(len(plan.removed) for plan in plans)
+    sessions = sum(plan.whole is not None for plan in plans)
+    counted = ((checkpoints, "checkpoint"), (sessions, "session"))
+    return " and ".join(words.plural(n, what) for n, what in counted if n) or "nothing"
 
 
 def _rule(rules: dict[str, Any]) -> Retention:
@@ -133,15 +147,15 @@ def _plans(store: Store, rule: Retention, session: str | None, *, dry_run: bool)
 def _show(tell: Callable[[str], None], store: Store, plan: Plan) -> None:
     """What goes and why: the answer to a dry run, otherwise part of a question, on stderr."""
     if plan.whole is not None:
-        tell(f"{plan.session}: all of it goes: {plan.whole}")
+        tell(f"{words.one_line(plan.session)}: all of it goes: {plan.whole}")
         return
-    tell(f"{plan.session}: {len(plan.removed):,} of {len(plan.verdicts):,} go")
+    tell(f"{words.one_line(plan.session)}: {len(plan.removed):,} of {len(plan.verdicts):,} go")
     length = naming.short_length(store.backend, [v.checkpoint for v in plan.verdicts[:100]])
     for verdict in plan.verdicts:
         what = click.style("drop", fg="red") if not verdict.keep else "keep"
         c = verdict.checkpoint
         step = "?" if c.damaged else c.step
-        tell(f"  {what}  {c.id[:length]}  step {step}  {verdict.reason}")
+        tell(f"  {what}  {c.id[:length]}  step {step}  {words.one_line(verdict.reason)}")
 
 
 @command("gc")
@@ -168,13 +182,19 @@ def gc_(app: App) -> None:
 @command("backup")
 @click.argument("path", type=click.Path())
 def backup_(app: App, path: str) -> None:
-    """Copy the store to PATH, as of one moment and verified, while others go on writing."""
+    """Copy the store to PATH, as of one moment and verified, while others go on writing.
+
+    Exit code 5 if the store is damaged: then the copy has the same damage.
+    """
     with app.store() as store:
         report = store.backup(path)
     if app.json:
         app.emit({"path": path, "report": shapes.report(report)})
-        return
-    app.say(f"{path}: {_counted(report.sessions, report.checkpoints)}, verified")
-    for problem in report.problems:
-        app.say(f"{click.style('✗', fg='red')} {problem}, as in the store itself")
-    app.note(f"Take it back by removing {path}.")
+    else:
+        how = "verified" if report.ok else "the same as the store, with the damage that it has"
+        app.say(f"{path}: {_counted(report.sessions, report.checkpoints)}, {how}")
+        for problem in report.problems:
+            app.say(f"{click.style('✗', fg='red')} {words.one_line(str(problem))}")
+        app.note(f"Take it back by removing {path}.")
+    if not report.ok:
+        raise click.exceptions.Exit(Corrupt.exit_code)

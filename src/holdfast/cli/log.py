@@ -72,7 +72,7 @@ def _all(backend: Backend) -> Iterator[str]:
             rows = reader.sessions(after, _PAGE)
         for number, raw, _ in rows:
             if records.former_name(number, raw) is None:
-                yield raw.decode(errors="backslashreplace")
+                yield records.shown_name(raw)
         if not rows:
             return
         after = rows[-1][1]
@@ -85,7 +85,7 @@ def _active(backend: Backend, limit: int) -> Iterator[str]:
         for number, _, _ in reader.newest_ids(b"", _HIGHEST, limit or _PAGE):
             found = reader.session_by_number(number)
             if found is not None and records.former_name(number, found[0]) is None:
-                names[found[0].decode(errors="backslashreplace")] = None
+                names[records.shown_name(found[0])] = None
     return iter(names)
 
 
@@ -106,9 +106,10 @@ def _log(app: App, backend: Backend, name: str, limit: int, *, first: bool) -> N
         return
     if not first:
         app.say()
-    title = [click.style(name, bold=True), *([f"({agent})"] if agent else [])]
+    by = [f"({words.one_line(agent)})"] if agent else []
+    title = [click.style(words.one_line(name), bold=True), *by]
     if damaged:
-        title.append(click.style(f" damaged: {damaged}", fg="red"))
+        title.append(click.style(f" damaged: {words.one_line(damaged)}", fg="red"))
     app.say(" ".join(title))
     length = naming.short_length(backend, shown)
     lanes = Lanes()
@@ -152,5 +153,5 @@ def _rows(
         gone = words.plural(c.pruned, "checkpoint")
         yield lanes.below(), click.style(f"{gone} pruned", dim=True)
     if elsewhere and c.parent:
-        text = f"↳ from {c.parent_session} at {c.parent[:length]}"
+        text = f"↳ from {words.one_line(str(c.parent_session))} at {c.parent[:length]}"
         yield lanes.below("╵"), click.style(text, fg="magenta")

@@ -115,10 +115,11 @@ def _session_row(info: SessionInfo, length: int) -> list[Any]:
     from rich.text import Text
 
     head = info.head
-    cells: list[str] = [info.name, info.agent or ""]
+    cells: list[str] = [words.one_line(info.name), words.one_line(info.agent or "")]
     if head is None or head.damaged:
         cells += ["", "", f"{info.checkpoints:,}"]
-        cells += [click.style(f"damaged: {info.damaged}", fg="red") if info.damaged else "empty"]
+        damage = f"damaged: {words.one_line(info.damaged)}" if info.damaged else None
+        cells += [click.style(damage, fg="red") if damage else "empty"]
         cells += [""]
     else:
         said = words.status(head) or "in progress"
@@ -149,7 +150,7 @@ def show_(app: App, revision: str, session: str | None) -> None:
 
 
 def _facts(c: Checkpoint) -> list[tuple[str, str]]:
-    facts = [("checkpoint", click.style(c.id, fg="cyan")), ("session", c.session)]
+    facts = [("checkpoint", click.style(c.id, fg="cyan")), ("session", words.one_line(c.session))]
     if c.damaged:
         return [*facts, ("damaged", click.style(c.damaged, fg="red"))]
     made = f"step {c.step}, by {c.operation}" + (f" ({c.trigger})" if c.trigger else "")
@@ -200,7 +201,7 @@ def _amount(item: Any) -> str:
 @click.argument("path", required=False)
 @session_option
 def state_(app: App, revision: str, path: str | None, session: str | None) -> None:
-    """Print a state, or the part of it at PATH (plan.budget, messages.0), as JSON.
+    """Print a state, or the part of it at PATH (plan.budget, messages[0], tags['a.b']), as JSON.
 
     What JSON has no word for comes tagged, as {"$bytes": …}; see the page on JSON.
     """
@@ -267,7 +268,7 @@ def search_(
             return
         length = naming.short_length(store.backend, found)
         for checkpoint in found:
-            where = click.style(checkpoint.session, dim=True)
+            where = click.style(words.one_line(checkpoint.session), dim=True)
             app.say(f"{words.line(checkpoint, length)}  {where}")
         if not found:
             app.note("Nothing matches.")
@@ -298,7 +299,8 @@ def stats_(app: App) -> None:
     for title in ("LARGEST", "CHECKPOINTS", "WRITTEN"):
         table.add_column(title, justify="left" if title == "LARGEST" else "right")
     for each in stats.largest:
-        table.add_row(Text(each.name), f"{each.checkpoints:,}", words.size(each.added))
+        name = Text(words.one_line(each.name))
+        table.add_row(name, f"{each.checkpoints:,}", words.size(each.added))
     app.table(table)
 
 
@@ -315,6 +317,8 @@ def watch_(app: App, session: str | None, seconds: float | None) -> None:
             if app.json:
                 app.emit(shapes.event(event))
             elif isinstance(event, tuple):
-                app.say(f"{click.style('·', dim=True)} {event.summary}  {event.session}")
+                said = words.one_line(f"{event.summary}  {event.session}")
+                app.say(f"{click.style('·', dim=True)} {said}")
             else:
-                app.say(f"{words.line(event, 12)}  {click.style(event.session, dim=True)}")
+                where = click.style(words.one_line(event.session), dim=True)
+                app.say(f"{words.line(event, 12)}  {where}")

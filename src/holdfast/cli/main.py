@@ -127,12 +127,11 @@ def run(args: list[str] | None = None) -> int:
     """Run a command; its exit code."""
     args = sys.argv[1:] if args is None else args
     json = "--json" in args
+    _open_streams()
     try:
         # Not cli.main(): that has exit codes of its own for Ctrl-C and for a pipe that was closed.
         if asked := os.environ.get(_COMPLETE):
-            from click.shell_completion import shell_complete
-
-            return shell_complete(cli, {}, "holdfast", _COMPLETE, asked)
+            return _complete(asked)
         with cli.make_context("holdfast", [*args], color=_colour()) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()
@@ -169,6 +168,27 @@ def run(args: list[str] | None = None) -> int:
             raise
         hint = "this is a defect of holdfast; HOLDFAST_DEBUG=1 shows where it is"
         return _say(type(e).__name__, f"{type(e).__name__}: {e}", hint, 1, json=json)
+
+
+def _open_streams() -> None:
+    """What was closed (`>&-`) leads nowhere: else a file of the store could get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _complete(asked: str) -> int:
+    """Tell a shell what it asked for. Not by click: a name may hold bytes that are no text."""
+    from click.shell_completion import get_completion_class
+
+    shell, _, what = asked.partition("_")
+    kind = get_completion_class(shell)
+    if kind is None or what not in ("source", "complete"):
+        return 1
+    shells = kind(cli, {}, "holdfast", _COMPLETE)
+    told = shells.source() if what == "source" else shells.complete() + "\n"
+    click.echo(os.fsencode(told), nl=False)
+    return 0
 
 
 def _colour() -> bool | None:

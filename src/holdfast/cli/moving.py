@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,6 +96,9 @@ def import_(app: App, path: str, format: str | None, sessions: tuple[str, ...]) 
     from holdfast import importers
     from holdfast.archive import is_export
 
+    if _is_store(path):
+        to = " ".join(map(words.quoted, ["holdfast", "--store", path, "copy", app.url]))
+        raise InvalidRequest(f"{path} is a store, which is copied and not imported", hint=to)
     portable = format == "portable" or (format is None and is_export(path))
     if sessions and not portable:
         raise InvalidRequest("--session chooses from what export wrote", hint="leave it out")
@@ -112,11 +116,21 @@ def import_(app: App, path: str, format: str | None, sessions: tuple[str, ...]) 
         _whole(done.skipped)
 
 
-def _way_back(app: App, url: str | None = None) -> None:
-    import shlex
+def _is_store(path: str) -> bool:
+    """Whether a file is a store of ours. A folder may be one, and is read as what export wrote."""
+    from holdfast.backends.sqlite_file import APPLICATION_ID
 
+    if not os.path.isfile(path):  # a pipe can be read only once
+        return False
+    with open(path, "rb") as file:
+        mark = file.read(72)
+    return mark[:16] == b"SQLite format 3\0" and mark[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def _way_back(app: App, url: str | None = None) -> None:
     typed = ["delete", "-s", "NAME"]
-    how = app.command(*typed) if url is None else shlex.join(["holdfast", "-S", url, *typed])
+    there = ["holdfast", "-S", url or "", *typed]
+    how = app.command(*typed) if url is None else " ".join(map(words.quoted, there))
     app.note(f"A session that is new by this can be taken away with: {how}")
 
 
@@ -142,7 +156,7 @@ def _told(app: App, done: Any, how: str, where: str, unverified: Sequence[str] =
     app.say(f"{words.plural(done.checkpoints, 'checkpoint')} {how} {where}, "
             f"in {words.plural(done.sessions, 'session')}{known}")  # fmt: skip
     for what, why in done.skipped:
-        app.say(f"{click.style('left out', fg='yellow')}  {what}: {why}")
+        app.say(f"{click.style('left out', fg='yellow')}  {words.one_line(f'{what}: {why}')}")
     if unverified:
         count = words.plural(len(unverified), "checkpoint")
         app.say(f"{count} with checksums that nobody can check")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
+from holdfast.cli.words import one_line
 from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def the_session(store: Store, name: str | None) -> Session:
         more = ", …" if len(names) > 5 else ""
         raise InvalidRequest(
             "which session? The store has several",
-            hint=f"give --session; there are {', '.join(names[:5])}{more}",
+            hint=f"give --session; there are {', '.join(map(one_line, names[:5]))}{more}",
         )
     return store.session(names[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json as jsons
 import os
 import sys
@@ -39,14 +40,15 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
         function = _function(target)
         with app.store(write=True) as store:
             handle = naming.the_session(store, session)
+            name = words.one_line(handle.name)
             with _told(target), handle.run(resume=True, takeover=takeover) as run:
-                app.note(f"Resuming {handle.name} at {_where(handle)}.")
-                function(run)
+                app.note(f"Resuming {name} at {_where(handle)}.")
+                _called(target, function, run)
             last = handle.get()
             if app.json:
                 app.emit(shapes.checkpoint(last))
             else:
-                app.say(f"{handle.name}: {words.status(last) or 'in progress'}, {_where(handle)}")
+                app.say(f"{name}: {words.status(last) or 'in progress'}, {_where(handle)}")
         return
     with app.store() as store:
         handle = naming.the_session(store, session)
@@ -64,7 +66,7 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
                 }
             )
             return
-    app.say(f"{click.style(handle.name, bold=True)}: {where}")
+    app.say(f"{click.style(words.one_line(handle.name), bold=True)}: {where}")
     if owner is not None:
         app.say(f"Process {owner.pid} on {owner.host} is at work on it.")
     elif left is None:
@@ -133,7 +135,28 @@ def _function(target: str) -> Callable[[Run], Any]:
         found = getattr(found, part)
     if not callable(found):
         raise InvalidRequest(f"{target} is not a function")
+    if any(lazy(each) for lazy in _LAZY for each in (found, getattr(found, "__call__", None))):  # noqa: B004
+        raise _not_run(target)
     return found  # type: ignore[no-any-return]
+
+
+# Called, these have done nothing yet; the run would be completed before any of it began.
+_LAZY = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+
+
+def _called(target: str, function: Callable[[Run], Any], run: Run) -> None:
+    made = function(run)
+    if inspect.isawaitable(made):  # by a function that does not look like it
+        if inspect.iscoroutine(made):
+            made.close()
+        raise _not_run(target)
+
+
+def _not_run(target: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{target} is async or a generator: a call alone does not run it",
+        hint="give a function that runs it to its end, as with asyncio.run()",
+    )
 
 
 def _tell(app: App, each: Pending) -> None:
@@ -141,7 +164,7 @@ def _tell(app: App, each: Pending) -> None:
     arguments = shapes.dumps(shapes.value(each.arguments))
     when = click.style(words.age(each.since), dim=True)
     colour = "yellow" if each.state != "running" else None
-    what = each.key if each.name in each.key else f"{each.key}  {each.name}"
+    what = words.one_line(each.key if each.name in each.key else f"{each.key}  {each.name}")
     app.say(f"{click.style(f'{mark} {each.state}', fg=colour)}  {what}  {arguments}  {when}")
 
 
@@ -170,7 +193,7 @@ def _tell_pending(app: App, each: Pending) -> None:
     if app.json:
         app.emit(shapes.pending(each))
         return
-    app.say(click.style(each.session, bold=True))
+    app.say(click.style(words.one_line(each.session), bold=True))
     _tell(app, each)
     if each.state == "in doubt":
         how = app.command("resolve", "-s", each.session, each.key)
@@ -203,35 +226,40 @@ def resolve_(
             app.emit({"session": handle.name, "key": key, "decided": decided})
             return
         said = {"result": "has its result", "rerun": "is to be made again", "skip": "is left out"}
-        app.say(f"{handle.name}: {key} {said[decided]}")
+        app.say(words.one_line(f"{handle.name}: {key} {said[decided]}"))
         app.note(f"That is final. See how the run goes on: {app.command('resume', handle.name)}")
 
 
 @command("answer")
 @click.argument("name")
-@click.argument("value", metavar="JSON")
+@click.argument("value")
 @session_option
-def answer_(app: App, name: str, value: str, session: str | None) -> None:
-    """Give a run the answer that it waits for. What is no JSON is taken as text."""
+@click.option("--text", is_flag=True, help="VALUE is text as it stands, and not JSON.")
+def answer_(app: App, name: str, value: str, session: str | None, *, text: bool) -> None:
+    """Give a run the answer that it waits for.
+
+    VALUE is JSON: true, false, 5 or '"some text"'.
+    """
+    given = value if text else _json(value, "--text")
     with app.store(write=True) as store:
         handle = naming.the_session(store, session)
-        given = _json(value, or_text=True)
         handle.answer(name, given)
         if app.json:
             app.emit({"session": handle.name, "name": name, "answer": shapes.value(given)})
             return
-        app.say(f"{handle.name}: {name} is answered; the run can be resumed")
+        said = f"{handle.name}: {name}: {shapes.dumps(shapes.value(given))}"
+        app.say(f"{words.one_line(said)}; the run can be resumed")
         app.note(f"That is final. See how the run goes on: {app.command('resume', handle.name)}")
 
 
-def _json(text: str, *, or_text: bool = False) -> Any:
+def _json(text: str, option: str | None = None) -> Any:
+    """Nothing is guessed: an answer of "no" that was taken as text would count as a yes."""
     try:
         return jsons.loads(text)
-    except ValueError as e:
-        if or_text:
-            return text
-        hint = "text needs quotes: '\"yes\"'"
-        raise InvalidRequest(f"not JSON: {text!r}: {e}", hint=hint) from e
+    except (ValueError, RecursionError) as e:
+        other = f", or give {option}" if option else ""
+        hint = f"JSON, such as false or 5; text needs quotes: {words.quoted(jsons.dumps(text))}"
+        raise InvalidRequest(f"not JSON: {text!r}: {e}", hint=hint + other) from e
 
 
 @command("abandoned")
@@ -245,6 +273,7 @@ def abandoned_(app: App, *, halted: bool) -> None:
                 app.emit(shapes.abandoned(each))
                 continue
             how = "halted" if each.halted else f"process {each.pid} on {each.host} died"
-            app.say(f"{each.session}  run {each.run}, attempt {each.attempt}  {how}")
+            name = words.one_line(each.session)
+            app.say(f"{name}  run {each.run}, attempt {each.attempt}  {how}")
         if not found:
             app.note("No run was abandoned.")

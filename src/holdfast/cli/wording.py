@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from holdfast.errors import Corrupt
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.errors import HoldfastError
 
 _HINTS = {
@@ -38,6 +43,18 @@ def in_our_words(error: HoldfastError) -> tuple[str, str | None]:
             (_HINTS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HINTS), hint
         )
     return as_commands(error.message), None if hint is None else as_commands(hint)
+
+
+@contextmanager
+def nothing_more_to_check() -> Iterator[None]:
+    """For what checks a store: to be sent to `check` from there would lead in a circle."""
+    try:
+        yield
+    except Corrupt as e:
+        if e.hint != e.default_hint:
+            raise
+        hint = "so much is damaged that nothing can be listed; put a backup back"
+        raise Corrupt(e.message, hint=hint) from e
 
 
 def as_commands(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +21,30 @@ _STATUS = {
     "halted": ("⏸", "yellow"),
     "in_progress": ("…", None),
 }
+# Control characters, what ends a line or turns the direction of text, and what is no text at all.
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """A name, or other text of one line: what would break it or steer a terminal is shown."""
+    return _UNSHOWN.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
+
+
+def quoted(word: str) -> str:
+    """A word as one types it in bash: with $'…' where it has what nobody can type."""
+    if not _UNSHOWN.search(word):
+        return shlex.quote(word)
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_UNSHOWN.sub(lambda m: _bytes(m[0]), plain)}'"
+
+
+def _bytes(of: str) -> str:
+    """The bytes of an argument, in escapes."""
+    try:
+        raw = of.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair: no argument can have it
+        raw = of.encode("utf-8", "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def age(moment: dt.datetime, now: dt.datetime | None = None) -> str:
@@ -52,7 +78,7 @@ def status(of: Checkpoint) -> str:
     if of.status == "in_progress":
         return ""
     mark, colour = _STATUS[of.status]
-    reason = f": {of.reason}" if of.reason else ""
+    reason = f": {one_line(of.reason)}" if of.reason else ""
     return click.style(f"{mark} {of.status}{reason}", fg=colour)
 
 
@@ -69,19 +95,20 @@ def line(of: Checkpoint, length: int, *, forks: Sequence[str] = (), head: bool =
     """A checkpoint in one line."""
     parts = [click.style(of.id[:length], fg="cyan", bold=head)]
     if of.damaged:
-        return "  ".join([*parts, click.style(f"damaged: {of.damaged}", fg="red")])
+        return "  ".join([*parts, click.style(f"damaged: {one_line(of.damaged)}", fg="red")])
     parts.append(f"step {of.step}")
-    parts.append(of.operation if of.trigger is None else f"{of.operation} ({of.trigger})")
+    why = "" if of.trigger is None else f" ({one_line(of.trigger)})"
+    parts.append(f"{of.operation}{why}")
     if of.label:
-        parts.append(click.style(f'"{of.label}"', bold=True))
-    parts += [click.style(f"#{tag}", fg="blue") for tag in of.tags]
+        parts.append(click.style(f'"{one_line(of.label)}"', bold=True))
+    parts += [click.style(f"#{one_line(tag)}", fg="blue") for tag in of.tags]
     parts.append(status(of))
     if of.pending:
-        names = ", ".join(call.name for call in of.pending[:3])
+        names = ", ".join(one_line(call.name) for call in of.pending[:3])
         more = ", …" if len(of.pending) > 3 else ""
         parts.append(click.style(f"⏸ waits for {names}{more}", fg="yellow"))
     parts.append(spent(of.usage.tokens, of.usage.cost))
-    parts += [click.style(f"↳ {name}", fg="magenta") for name in forks]
+    parts += [click.style(f"↳ {one_line(name)}", fg="magenta") for name in forks]
     parts.append(click.style(age(of.created_at), dim=True))
     return "  ".join([part for part in parts if part])
 

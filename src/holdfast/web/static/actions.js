@@ -180,12 +180,12 @@ export function answerAsked(pending, desk) {
   const answer = el("textarea", { rows: "3", required: true, placeholder: "true" });
   askFirst({
     title: "Answer",
-    says: [`The run of ${pending.session} waits for ${pending.name}. It gets this answer when it goes on.`, "JSON is taken as such, anything else as text. This is final."],
-    fields: [field("Answer", answer)],
+    says: [`The run of ${pending.session} waits for ${pending.name}. It gets this answer when it goes on.`, "This is final."],
+    fields: [field("Answer, as JSON", answer)],
     command: () => typed("answer", pending.session, pending.name, answer.value),
     verb: "Answer",
     send: async () => {
-      await api.post("answer", { session: pending.session, name: pending.name }, { answer: jsonOrText(answer.value) });
+      await api.post("answer", { session: pending.session, name: pending.name }, { answer: checkedJson(answer.value) });
       notice(`${pending.name} is answered. The run can be resumed.`);
       desk.done(pending.session);
     },
@@ -199,15 +199,6 @@ function checkedJson(text) {
     throw Object.assign(new Error(`This is no JSON: ${error.message}`), { hint: "Text needs quotes: \"done\"" });
   }
   return text;
-}
-
-function jsonOrText(text) {
-  try {
-    JSON.parse(text);
-    return text;
-  } catch {
-    return JSON.stringify(text);
-  }
 }
 
 /** What is done to a checkpoint, as buttons. */
