@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from typing import TYPE_CHECKING, Any
 
 from holdfast import lineage
@@ -11,25 +12,54 @@ from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
 from holdfast.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.backends.base import Reader
     from holdfast.codec.streams import Source
     from holdfast.lineage import Place
 
-Path = str | tuple[str | int, ...]
+Path = str | tuple[Any, ...]
 _INDEX = re.compile(r"\[(\d+)\]")
+# A key in brackets, as differences are written: text, bytes, a number or one of three names.
+_KEY = re.compile(
+    r"""\[(b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:e[-+]\d+)?|None|True|False)\]"""
+    r"""(?=[.\[]|\Z)""",
+    re.DOTALL,
+)
 
 
-def parse_path(path: Path) -> tuple[str | int, ...]:
-    """Such as "plan.steps.3", "plan.steps[3]" or ("plan", "steps", 3).
+def parse_path(path: Path) -> tuple[Any, ...]:
+    """Such as "plan.steps.3", "plan.steps[3]", "plan['a.b']" or ("plan", "steps", 3).
 
-    A tuple reaches keys that hold dots or brackets.
+    What differences are written as is read. A tuple reaches every key, also a date.
     """
     if isinstance(path, tuple) and path:
         return path
     if not isinstance(path, str) or not path:
         raise InvalidRequest(f"not a path: {path!r}", hint='such as "plan.budget"')
-    dotted = _INDEX.sub(r".\1", path).removeprefix(".")  # as differences are written
-    return tuple(int(p) if p.isdecimal() and len(p) < 20 else p for p in dotted.split("."))
+    return tuple(_steps(path))
+
+
+def _steps(path: str) -> Iterator[Any]:
+    start = 0
+    for found in _KEY.finditer(path):
+        if found[1].isdecimal():  # the same with a dot before it
+            continue
+        try:
+            key = literal_eval(found[1])
+        except (ValueError, SyntaxError):
+            continue  # it is part of a name, as any other character
+        if found.start() > start:
+            yield from _dotted(path[start : found.start()])
+        yield key
+        start = found.end() + path.startswith(".", found.end())
+    if start < len(path) or path.endswith("."):
+        yield from _dotted(path[start:])
+
+
+def _dotted(path: str) -> Iterator[str | int]:
+    for step in _INDEX.sub(r".\1", path).removeprefix(".").split("."):
+        yield int(step) if step.isdecimal() and len(step) < 20 else step
 
 
 def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:
@@ -54,7 +84,7 @@ def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:
     return found
 
 
-def at(node: Node | None, steps: tuple[str | int, ...], source: Source) -> Node | None:
+def at(node: Node | None, steps: tuple[Any, ...], source: Source) -> Node | None:
     """The node at a path, reading as little as possible."""
     for n, step in enumerate(steps):
         if node is None:
@@ -71,7 +101,7 @@ def at(node: Node | None, steps: tuple[str | int, ...], source: Source) -> Node 
                 inside = isinstance(step, int) and -len(struct.children) <= step < len(
                     struct.children
                 )
-                node = struct.children[step] if inside else None  # type: ignore[index]
+                node = struct.children[step] if inside else None
         else:
             flat = ropes.flatten(node, source)
             return _inside(values.decode(flat), steps[n:])
@@ -83,7 +113,7 @@ def _item(rope: Rope, index: int, source: Source) -> Node:
     return parse(piece.data) if piece.refs else Leaf(piece.data)
 
 
-def _inside(value: Any, steps: tuple[str | int, ...]) -> Node | None:
+def _inside(value: Any, steps: tuple[Any, ...]) -> Node | None:
     for step in steps:
         try:
             if isinstance(value, dict) and step not in value:

@@ -14,7 +14,7 @@ from holdfast.codec.load import load
 from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from holdfast.codec.nodes import Extent
     from holdfast.codec.streams import Source
@@ -25,7 +25,9 @@ Step = str | int | Any
 class Change(NamedTuple):
     """One difference, and where it is.
 
-    In lists, numbers are those of the newer state, or of the older one for what was removed.
+    In lists, numbers are those of the newer state, or of the older one for what was removed. A dict
+    whose keys come in another order has "changed" from a list of keys to another: those that both
+    have. (Two lists as values never show as that: they are compared item by item.)
     """
 
     kind: Literal["added", "removed", "changed"]
@@ -44,7 +46,7 @@ class Change(NamedTuple):
 
 
 class Diff(tuple[Change, ...]):
-    """The changes in order. Prints as lines; empty when the states are equal."""
+    """The changes in order. Prints as lines; empty if, and only if, the states are equal."""
 
     __slots__ = ()
 
@@ -74,7 +76,11 @@ def summary(value: Any, width: int = 72) -> str:
 
 
 def diff(a: Node, b: Node, source: Source) -> Diff:
-    return Diff(_nodes(a, b, (), source))
+    found = Diff(_nodes(a, b, (), source))
+    if not found and a.hash != b.hash:
+        # What differs is not seen in values, such as a time zone that this machine does not know.
+        return Diff([Change("changed", (), _value(a, source), _value(b, source))])
+    return found
 
 
 def _value(node: Node, source: Source) -> Any:
@@ -120,6 +126,16 @@ def _dicts(
             yield Change("added", where, None, _value(node, source))
         else:
             yield from _nodes(a[key], node, where, source)
+    yield from _order(a, b, path)
+
+
+def _order(
+    a: Mapping[bytes, Any], b: Mapping[bytes, Any], path: tuple[Step, ...]
+) -> Iterator[Change]:
+    left, right = [key for key in a if key in b], [key for key in b if key in a]
+    if left != right:
+        keys = [[values.decode(key) for key in each] for each in (left, right)]
+        yield Change("changed", path, *keys)
 
 
 def _ropes(a: Rope, b: Rope, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
@@ -181,16 +197,17 @@ def _values(a: Any, b: Any, path: tuple[Step, ...]) -> Iterator[Change]:
     if values.encode(a) == values.encode(b):
         return
     if type(a) is dict and type(b) is dict:
-        for key, item in a.items():
-            if key not in b:
-                yield Change("removed", (*path, key), item, None)
-        for key, item in b.items():
-            if key not in a:
-                yield Change("added", (*path, key), None, item)
+        # By encoding: 1, 1.0 and True are one key to a dict, and three to a state.
+        old, new = ({values.encode(k): (k, v) for k, v in x.items()} for x in (a, b))
+        for key, (name, item) in old.items():
+            if key not in new:
+                yield Change("removed", (*path, name), item, None)
+        for key, (name, item) in new.items():
+            if key not in old:
+                yield Change("added", (*path, name), None, item)
             else:
-                yield from _values(a[key], item, (*path, key))
-        if set(a) == set(b) and list(a) != list(b):
-            yield Change("changed", path, list(a), list(b))
+                yield from _values(old[key][1], item, (*path, name))
+        yield from _order(old, new, path)
     elif type(a) is list and type(b) is list:
         left, right = ([values.encode(v) for v in x] for x in (a, b))
         for kind, a1, a2, b1, b2 in SequenceMatcher(

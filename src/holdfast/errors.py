@@ -6,6 +6,8 @@ command line ends with. Errors subclass builtins where a caller would expect to 
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HoldfastError(Exception):
     """The root of the tree."""
@@ -20,6 +22,14 @@ class HoldfastError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From another process as it was: what a class is made with differs from one to another."""
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[HoldfastError], args: tuple[Any, ...]) -> HoldfastError:
+    return kind.__new__(kind, *args)
 
 
 class NotFound(HoldfastError, LookupError):

@@ -51,6 +51,11 @@ def lowest_at(ms: int) -> bytes:
     return (since << _BELOW_MS).to_bytes(BYTES, "big")
 
 
+def after(id: bytes) -> bytes:
+    """The id that comes next; there is none after the highest."""
+    return (int.from_bytes(id, "big") + 1).to_bytes(BYTES, "big")
+
+
 @lru_cache(256)  # a checkpoint's id is told more than once, and again as its child's parent
 def to_text(raw: bytes) -> str:
     n = int.from_bytes(raw, "big")

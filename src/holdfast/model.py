@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast import ids
@@ -90,6 +91,10 @@ class Checkpoint:
 
     def __hash__(self) -> int:
         return hash(self._record.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        record = self._record._replace(state_hash=partial(bytes, self._record.state_hash()))
+        return Checkpoint, (self._session, record, self._label, self._tags, self._gap)
 
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label is not None else ""

@@ -21,6 +21,17 @@ def parse(path: Any) -> tuple[str, ...]:
     return parts
 
 
+def deltas(given: Any, name: str) -> dict[Any, Any]:
+    """What a patch was given by paths."""
+    try:
+        return dict(given or {})
+    except (TypeError, ValueError):
+        raise InvalidRequest(
+            f"{name} must map paths to values, not {type(given).__name__}",
+            hint=f"{name}={{'messages': …}}",
+        ) from None
+
+
 def check_deltas(append: Mapping[Any, Any], assign: Mapping[Any, Any], drop: Any) -> None:
     if isinstance(drop, str):
         raise InvalidRequest("drop must be a list of keys", hint=f"drop=[{drop!r}]")

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Reader
     from holdfast.model import Record
 
-_MAX_MATCHES = 10_000
+    Found = tuple[int, int, bytes]
+    """session, seq and id"""
+
+_PAGE = 1_000
+"""So many ids are asked for at a time."""
 _MAX_DIGITS = 20
 _LISTED = 5
 """So many candidates are named."""
@@ -137,22 +141,11 @@ class Resolver:
         return next((p for p, r in self._line() if r.step == wanted and not r.damaged), None)
 
     def _by_prefix(self, prefix: str) -> Place:
-        bounds = ids.prefix_range(prefix)
-        found = self._reader.find_ids(*bounds, _MAX_MATCHES) if bounds else []
-        mine = [(s, seq, id) for s, seq, id in found if s == self._session]
-        if len(mine) > 1:
-            tombs = {seq for seq, _ in self._reader.tombs(self._session, 0, records.MAX_SEQ)}
-            mine = [m for m in mine if m[1] not in tombs] or mine
-        if len(mine) > 1:
-            raise AmbiguousRevision(
-                f"{prefix!r} begins {len(mine)} ids in session {self._name!r}: "
-                + _candidates([id for _, _, id in mine])
-            )
-        if mine:
-            session, seq, id = mine[0]
-            _check_id(self._reader, Place(session, seq), id)
-            return self._living(Place(session, seq))
-        raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
+        mine = (at for at in _beginning(self._reader, prefix) if at[0] == self._session)
+        found = _only(self._reader, mine, prefix, f" in session {self._name!r}")
+        if found is None:
+            raise CheckpointNotFound(f"session {self._name!r} has no checkpoint {prefix!r}")
+        return self._living(found)
 
 
 def _number(text: str) -> int | None:
@@ -162,20 +155,49 @@ def _number(text: str) -> int | None:
 
 def find_in_store(reader: Reader, revision: str) -> Place:
     """A checkpoint of any session, by id or prefix."""
-    bounds = ids.prefix_range(revision) if isinstance(revision, str) else None
-    found = reader.find_ids(*bounds, _LISTED + 1) if bounds else []
-    if not found:
+    found = None
+    if isinstance(revision, str):
+        found = _only(reader, _beginning(reader, revision), revision, "")
+    if found is None:
         raise CheckpointNotFound(f"the store has no checkpoint {revision!r}")
-    if len(found) > 1:
-        raise AmbiguousRevision(
-            f"{revision!r} begins more than one id: " + _candidates([id for _, _, id in found])
-        )
-    session, seq, id = found[0]
-    place = Place(session, seq)
-    _check_id(reader, place, id)
-    if is_buried(reader, place):
+    if is_buried(reader, found):
         raise CheckpointNotFound(f"the checkpoint {revision!r} was deleted", hint="undo()")
-    return place
+    return found
+
+
+def _beginning(reader: Reader, prefix: str) -> Iterator[Found]:
+    """The checkpoints whose ids begin with a prefix, by id.
+
+    Page by page to the end: sessions share the beginnings of ids, and one session's only match may
+    come behind any number of others'.
+    """
+    bounds = ids.prefix_range(prefix)
+    while bounds:
+        low, high = bounds
+        page = reader.find_ids(low, high, _PAGE)
+        yield from page
+        last = page[-1][2] if len(page) == _PAGE else high
+        bounds = (ids.after(last), high) if last < high else None
+
+
+def _only(reader: Reader, found: Iterator[Found], prefix: str, where: str) -> Place | None:
+    """The one that is meant: what is deleted only counts where nothing else matches."""
+    living: list[Found] = []
+    buried: list[Found] = []
+    for at in found:
+        (buried if is_buried(reader, Place(*at[:2])) else living).append(at)
+        if len(living) > _LISTED:
+            break
+    matches = living or buried
+    if len(matches) > 1:
+        raise AmbiguousRevision(
+            f"{prefix!r} begins more than one id{where}: "
+            + _candidates([id for _, _, id in matches])
+        )
+    for session, seq, id in matches:
+        _check_id(reader, Place(session, seq), id)
+        return Place(session, seq)
+    return None
 
 
 def _candidates(found: list[bytes]) -> str:
