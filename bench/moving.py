@@ -131,4 +131,4 @@ def _write_files(like: Path, path: Path) -> None:
         with disk.Batch(durable=True) as batch:
             for file in folder.iterdir():
                 if file.is_file():
-                    batch.replace(str(target / file.name), file.read_bytes())
+                    batch.put(str(target / file.name), file.read_bytes())

@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 import holdfast
-from holdfast import archive
+from holdfast import archive, cargo, transfer
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound, UnsupportedFormat
-from tests.home import Home
+from tests.home import TEXT, Home
 from tests.test_transfer import facts, life
 
 FORMS = ["all.jsonl", "all.jsonl.zst", "folder"]
@@ -107,6 +107,38 @@ def test_changed_anywhere(memory: Home, tmp_path: Path) -> None:
     for at in sorted(rng.sample(range(len(data)), 60)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
         _check(path, want)
+
+
+def test_no_line_is_lost_in_silence(
+    memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the last one of a log or of a journal either, which nothing behind it could miss."""
+    monkeypatch.setattr(cargo, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 500)
+    session = memory.filled(2, "a")
+    for n in range(9):
+        session.append("log", f"{n} {TEXT}")
+    with session.run() as run:
+        run.step("model", lambda: 1)
+    path = tmp_path / "x.jsonl"
+    memory.store.export(path)
+    lines, want = path.read_bytes().splitlines(keepends=True), facts(memory.store)
+    chosen = [n for n, line in enumerate(lines) if b"/log.jsonl" in line or b"/journal.j" in line]
+    assert len(chosen) > 4
+    for n in chosen:
+        damaged = lines[n].replace(b'"sum":"', b'"sum":"0', 1)
+        # What is before the first line of a journal may have been freed.
+        dropped: list[list[bytes]] = [] if b'journal.jsonl","is":{"n":1,' in lines[n] else [[]]
+        for instead in ([damaged], *dropped):
+            path.write_bytes(b"".join([*lines[:n], *instead, *lines[n + 1 :]]))
+            with fresh() as copy:
+                told = [name for name, _ in copy.import_(path).skipped]
+                if b"/log.jsonl" in lines[n]:  # of others but the last, files tell what is there
+                    assert told == ["a"] or n + 1 in chosen
+                else:
+                    calls = [c.name for c in copy.session("a").calls()] if not told else []
+                    assert told or calls == ["model"]
+            _check(path, want)
 
 
 def _check(path: Path, want: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import zstandard
 
 from holdfast.backends import disk
 from holdfast.backends.files import MARKER, FilesBackend
+from holdfast.backends.files_ledger import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
@@ -41,8 +42,11 @@ _CHUNK = 1 << 20
 _PLACES = re.compile(
     r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}\.json"
     r"|sessions/(?P<folder>[^/]+)/"
-    r"(log\.jsonl|journal\.jsonl|session\.json|checkpoints/\d{1,12}\.json|streams/\d{1,12}\.jsonl)"
+    r"(head|journal|log\.jsonl|journal\.jsonl|session\.json"
+    r"|checkpoints/\d{1,12}\.json|streams/\d{1,12}\.jsonl)"
 )
+# How many lines the log and the journal have: so those that are damaged at their end are missed.
+_COUNTS = ("head", "journal")
 
 
 def export(
@@ -147,15 +151,18 @@ def _write_lines(draft: Path, out: Any, names: list[str]) -> None:
     first = {"holdfast": "export", "format": FORMAT, "sessions": shown}
     out.write(portable.dumps(first) + b"\n")
     for folder in ("blobs", "sessions"):
-        for path in sorted((draft / folder).rglob("*.json*")):
+        for path in sorted((draft / folder).rglob("*")):
             place = path.relative_to(draft).as_posix()
-            if _PLACES.fullmatch(place):
+            if _PLACES.fullmatch(place) and path.is_file():
                 for text in _texts(path):
                     out.write(portable.dumps({"in": place})[:-1] + b',"is":' + text + b"}\n")
 
 
 def _texts(path: Path) -> Iterator[bytes]:
     """The JSON texts of a file: one for each line, or all of it."""
+    if path.name in _COUNTS:
+        yield b"%d" % read_hint(path)
+        return
     with path.open("rb") as file:
         if path.suffix == ".jsonl":
             yield from (line.rstrip(b"\n") for line in file)
@@ -181,6 +188,9 @@ def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
                 continue
             target = draft / _safe(place, folders)
             target.parent.mkdir(0o700, parents=True, exist_ok=True)
+            if target.name in _COUNTS:
+                target.write_bytes(hint(int(text)) if text.isdigit() and len(text) < 12 else b"")
+                continue
             with target.open("ab") as out:
                 out.write(text + b"\n")
     for path_ in draft.glob("sessions/*/checkpoints/*.json"):

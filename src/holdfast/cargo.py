@@ -13,6 +13,7 @@ from ormsgpack import Ext
 
 from holdfast.codec import streams, values, wire
 from holdfast.codec.nodes import BLOB_TAG, DICT, RAW, ROPE_TAG, parse_blob, parse_rope
+from holdfast.errors import Conflict
 from holdfast.live import Spans
 from holdfast.source import StoredSource
 
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 
     Part = tuple[list[RowWrite], list[tuple[bytes, bytes, bool]]]
 
-_CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 2_000
+CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 2_000
 
 
 class Cargo:
     """What is known of the data in both stores."""
 
-    def __init__(self, source: Backend, reader: Reader, new_stream: Callable[[], int]) -> None:
-        self._reader, self._new_stream = reader, new_stream
+    def __init__(
+        self, source: Backend, reader: Reader, target: Backend, new_stream: Callable[[], int]
+    ) -> None:
+        self._reader, self._target, self._new_stream = reader, target, new_stream
         self._data = StoredSource(source, reader)
         self._streams: dict[int, int] = {}
         self._spans: dict[int, Spans] = {}
@@ -48,8 +51,28 @@ class Cargo:
         return self._streams[stream]
 
     def is_fresh(self, stream: int) -> bool:
-        """Whether the other store had nothing of a stream before."""
+        """Whether no checkpoint in the other store refers to a stream yet."""
         return stream in self._fresh
+
+    def landed(self, stream: int, spans: Spans) -> None:
+        """Some of it is in the other store now, with checkpoints that refer to it."""
+        self._fresh.discard(stream)
+        for span in spans.all():
+            self.spans(stream).add(*span)
+
+    def there(self, stream: int, low: int, high: int) -> dict[int, bytes]:
+        """By number: items that the other store has, though what it shares with us needs them not.
+
+        Rows hold many items, and go only as a whole.
+        """
+        found: dict[int, bytes] = {}
+        if self.is_fresh(stream):
+            return found
+        with StoredSource(self._target) as source:
+            for first, row in source.rows(self.stream(stream), low, high):
+                for n, (start, end) in enumerate(pairwise([0, *row.ends]), first):
+                    found[n] = row.data[start:end]
+        return found
 
     def same_stream(self, stream: int, other: int) -> None:
         self._streams[stream] = other
@@ -93,29 +116,39 @@ def _items(source: StoredSource, extents: Sequence[Extent]) -> tuple[list[bytes]
 
 
 class Load:
-    """The data that the new checkpoints of a session refer to."""
+    """The data that some new checkpoints of a session refer to."""
 
-    def __init__(self, cargo: Cargo, newest: Row | None) -> None:
+    def __init__(self, cargo: Cargo) -> None:
         self._cargo = cargo
         self._ranges: dict[int, tuple[int, Spans]] = {}
         """By stream: the kind of its items, and which are needed."""
         self._cuts: dict[int, set[int]] = {}
-        """Where a row must begin: the newest checkpoint's streams go on from there."""
+        """Where a row must begin: a checkpoint's streams go on from there."""
         self._blobs: dict[bytes, int] = {}
-        self._line = newest.line if newest else None
+        self._line: int | None = None
+        self.size = 0
+        """Bytes of it, about."""
 
-    def root(self, stored: bytes) -> None:
-        values.decode(stored, self._follow)
+    def root(self, row: Row, *, goes_on: bool) -> None:
+        """All that a checkpoint refers to; and, if it is to be gone on from, what its line needs.
+
+        Of any but the newest that may have been freed: then it raises Corrupt.
+        """
+        self._line = row.line if goes_on else None
+        values.decode(row.root, self._follow)
 
     def _follow(self, tag: int, data: bytes) -> None:
         if tag == BLOB_TAG:
             blob = parse_blob(data)
             if blob.hash not in self._cargo.blobs:
+                self.size += blob.size if blob.hash not in self._blobs else 0
                 self._blobs[blob.hash] = blob.size
         elif tag == ROPE_TAG:
             rope = parse_rope(data)
             for tail in rope.tails:
                 if tail.line == self._line:
+                    if tail.small < tail.end:
+                        self._cargo.items(tail.stream, tail.small, tail.end)  # or it is not there
                     self._cuts.setdefault(tail.stream, set()).update((tail.small, tail.loose))
                     self._need(rope, tail.stream, tail.small, tail.end)
             for stream, first, count in rope.extents:
@@ -127,10 +160,9 @@ class Load:
         kind, spans = self._ranges.setdefault(stream, (rope.kind, Spans()))
         lacking = self._cargo.spans(stream).missing(low, high)
         for start, stop in [new for part in lacking for new in spans.add(*part)]:
-            if kind == RAW:
-                continue
             items, refs = self._cargo.items(stream, start, stop)
-            for item in items if refs else ():
+            self.size += sum(map(len, items))
+            for item in items if refs and kind != RAW else ():
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 values.decode(item[cut:], self._follow)
 
@@ -138,50 +170,57 @@ class Load:
         """It is in the other store now."""
         self._cargo.blobs.update(self._blobs)
         for stream, (_, spans) in self._ranges.items():
-            for span in spans.all():
-                self._cargo.spans(stream).add(*span)
+            self._cargo.landed(stream, spans)
 
     def parts(self) -> Iterator[Part]:
-        """Rows and blobs, in bounded parts."""
+        """Rows and blobs, in bounded parts; but all that goes on in a stream which has an end there
+        in the last one: should that never come, nothing must lie behind that end.
+        """
         held: list[RowWrite] = []
         blobs: list[tuple[bytes, bytes, bool]] = []
         size = 0
-        for row in self._rows():
+        for row in self._rows(fresh=True):
             held.append(row)
             size += len(row.body)
-            if size > _CHUNK_BYTES or len(held) >= _CHUNK_ROWS:
+            if size > CHUNK_BYTES or len(held) >= _CHUNK_ROWS:
                 yield held, blobs
                 held, blobs, size = [], [], 0
         for digest, length in self._blobs.items():
             body = self._cargo.blob_row(digest, length)
             blobs.append((digest, body, False))
             size += len(body)
-            if size > _CHUNK_BYTES:
+            if size > CHUNK_BYTES:
                 yield held, blobs
                 held, blobs, size = [], [], 0
-        yield held, blobs
+        yield [*held, *self._rows(fresh=False)], blobs
 
-    def _rows(self) -> Iterator[RowWrite]:
+    def _rows(self, *, fresh: bool) -> Iterator[RowWrite]:
         for stream, (kind, spans) in sorted(self._ranges.items()):
             new = self._cargo.stream(stream)
+            if self._cargo.is_fresh(stream) is not fresh:
+                continue
             cuts = self._cuts.get(stream, set())
             for low, high in spans.all():
+                known = self._cargo.there(stream, low, high)
                 edges = sorted({low, high} | {cut for cut in cuts if low < cut < high})
                 for start, stop in pairwise(edges):
                     for at in range(start, stop, streams.PACK_ITEMS):
                         end = min(at + streams.PACK_ITEMS, stop)
-                        yield from self._packed(kind, (stream, at, end), new)
+                        yield from self._packed(kind, (stream, at, end), new, known)
 
-    def _packed(self, kind: int, part: tuple[int, int, int], new: int) -> Iterator[RowWrite]:
+    def _packed(
+        self, kind: int, part: tuple[int, int, int], new: int, known: dict[int, bytes]
+    ) -> Iterator[RowWrite]:
         stream, low, high = part
         items, refs = self._cargo.items(stream, low, high)
         if refs and kind != RAW:
             for n, item in enumerate(items):
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 items[n] = item[:cut] + self._cargo.remapped(item[cut:])
-        # What is there of a stream that was copied before is written over.
-        old, fresh = ([], items) if self._cargo.is_fresh(stream) else (items, [])
-        yield from streams.packs(new, low, old, fresh, refs=refs)
+        if any(known.get(n, item) != item for n, item in enumerate(items, low)):
+            raise Conflict("the other store has something else where an item belongs")
+        for start, stop in Spans.of(n for n in range(low, high) if n not in known).all():
+            yield from streams.packs(new, start, [], items[start - low : stop - low], refs=refs)
 
 
 class Pairing:

@@ -8,11 +8,12 @@ of data only if they are still what they were, and a save that shares a blob say
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import freeing
-from holdfast.backends.base import Sweep, Trim
+from holdfast.backends.base import Gone, Sweep, Trim
 from holdfast.codec import records
 from holdfast.errors import UNREADABLE
 from holdfast.freeing import Tree
@@ -20,7 +21,7 @@ from holdfast.live import Live
 from holdfast.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from holdfast.backends.base import Backend
 
@@ -57,16 +58,28 @@ def collect(backend: Backend, progress: Progress | None = None) -> Collected:
 def sweep_data(backend: Backend, tell: Progress = lambda *_: None) -> int:
     """Remove items and blobs that no checkpoint refers to, be it deleted or not."""
     removed = 0
+    for _ in range(_TRIES):
+        with suppress(Gone):  # a copy has landed here, and may need what seemed to be garbage
+            for count, rows in _trimmed(backend, tell):
+                removed += count
+                tell("data", removed, rows)
+            return removed
+    logger.info("data is freed by the next gc: copies go on landing here")
+    return removed
+
+
+def _trimmed(backend: Backend, tell: Progress) -> Iterator[tuple[int, int]]:
+    """How many rows went, a few at a time, and how many there were."""
     with backend.reader() as reader:
+        copied = reader.turnover().copied
         live = Live(reader, backend)
         live.mark_all(tell)
         items, blobs = live.dead_items(), iter(list(live.dead_blobs()))
         while True:
-            trim = Trim(list(islice(items, _BATCH)), list(islice(blobs, _BATCH)))
+            trim = Trim(list(islice(items, _BATCH)), list(islice(blobs, _BATCH)), copied)
             if not trim.items and not trim.blobs:
-                return removed
-            removed += backend.trim(trim)
-            tell("data", removed, live.rows)
+                return
+            yield backend.trim(trim), live.rows
 
 
 class _Freeing:

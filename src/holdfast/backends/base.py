@@ -7,6 +7,7 @@ write. Everything else (forks, rewinds, verification, diffs) is written once, ab
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -89,9 +90,28 @@ class Notes:
     copied: Copied | None = None
 
 
+class Turnover(NamedTuple):
+    """Two numbers by which gc and copies notice each other.
+
+    A copy goes by what it has found in a store, and gc by what it has found to be garbage there. So
+    a copy that lands says so by a new `copied`, and is refused if there was a new `freed` since it
+    looked; and the other way round. 0 if there never was one.
+    """
+
+    freed: int
+    copied: int
+
+    @staticmethod
+    def new() -> int:
+        return random.getrandbits(52) + 1
+
+
 @dataclass(slots=True)
 class Copied:
     """Rows of a session that another store has: many at once, where a change has one of each."""
+
+    freed: int
+    """`Turnover.freed` when the copy looked; Gone if it is another."""
 
     checkpoints: Sequence[tuple[int, bytes, bytes]] = ()
     """seq, id, row"""
@@ -173,6 +193,8 @@ class Trim:
     """rows (position, first bytes) that go together, and rows (position, body) in their place"""
     blobs: Sequence[tuple[bytes, int]]
     """digest, and how often it was shared"""
+    copied: int
+    """`Turnover.copied` when that was found out; Gone if it is another."""
 
 
 class Reader(Protocol):
@@ -288,6 +310,10 @@ class Reader(Protocol):
         """A number to go on after, digest, length, and how often it was shared, of all blobs."""
         ...
 
+    def turnover(self) -> Turnover:
+        """Not later than anything else that is read through this reader, if it is asked first."""
+        ...
+
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Rows and bytes by kind of row."""
         ...
@@ -332,7 +358,10 @@ class Backend(Protocol):
         ...
 
     def trim(self, trim: Trim) -> int:
-        """Remove data, but not what has changed since; returns how many rows went."""
+        """Remove data, but not what has changed since; returns how many rows went.
+
+        Raises Gone, and removes nothing, if a copy has come to need some of it.
+        """
         ...
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import sys
 import time
+import weakref
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +56,17 @@ def sync_handle(handle: int) -> None:
         fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync there stops at the disk's own cache
     else:
         os.fsync(handle)
+
+
+def open_to_write(path: Path | str, how: int = 0) -> int:
+    """A file of ours. Never one that a link leads to: that may be anybody's."""
+    return os.open(path, how | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def start_writing(handle: int) -> None:
+    """Let the disk begin with what is to be synced soon: the sync before that takes it along."""
+    if sys.platform == "linux":
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_all(handle: int, data: bytes, at: int) -> None:
@@ -119,22 +133,32 @@ class Batch:
             self._sync()
             self._close()
 
-    def replace(self, path: str, data: bytes) -> None:
-        """A file with a new content, maybe in place of one that counts for nothing."""
-        parent = os.path.dirname(path)
-        draft = f"{parent}/{TEMPORARY}{os.urandom(8).hex()}"
-        handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    def put(self, path: str, data: bytes) -> None:
+        """A file that is new, or takes the place of one that counts for nothing."""
+        try:
+            handle = self._draft(path, data)
+        except FileExistsError:  # of an attempt that failed; somebody may be reading it
+            draft = f"{os.path.dirname(path)}/{TEMPORARY}{os.urandom(8).hex()}"
+            handle = self._draft(draft, data, name=path)
+        self.add(handle, folder=os.path.dirname(path))
+
+    def _draft(self, path: str, data: bytes, name: str | None = None) -> int:
+        """The handle of a file that was not there, or nothing is left of it."""
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             write_all(handle, data, 0)
-            os.replace(draft, path)
+            if name is not None:
+                os.replace(path, name)
         except BaseException:
             os.close(handle)
             with suppress(FileNotFoundError):
-                os.unlink(draft)
+                os.unlink(path)
             raise
-        self.add(handle, folder=parent)
+        return handle
 
     def _sync(self) -> None:
+        for handle, _ in self._written[1:] if self._durable else ():
+            start_writing(handle)
         for handle, then in self._written:
             if self._durable:
                 sync_handle(handle)
@@ -159,30 +183,43 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
 # -- locks ---------------------------------------------------------------------------------------
 # flock belongs to an open file: it excludes threads and processes alike, and dies with its holder.
 
-_held: set[int] = set()
+_held: weakref.WeakSet[io.FileIO] = weakref.WeakSet()
 
 
 @contextmanager
-def locked(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
+def locked(
+    path: Path | str, timeout: float, *, shared: bool = False, sealed: bool = False
+) -> Iterator[None]:
     """Hold a lock; Unavailable names who has it if that takes longer than `timeout` seconds.
 
-    FileNotFoundError if its folder is not there, or goes while it is waited for.
+    FileNotFoundError if its folder is not there, or goes while it is waited for. If it is `sealed`,
+    nothing can be written there: so it must be there, and does not tell who holds it.
     """
-    how = os.O_RDONLY if shared and os.path.exists(path) else os.O_RDWR | os.O_CREAT
+    there = sealed or (shared and os.path.exists(path))
+    how = os.O_RDONLY if there else os.O_RDWR | os.O_CREAT
     while True:
-        handle = os.open(path, how | os.O_CLOEXEC, 0o600)
-        _held.add(handle)
-        try:
+        # A file object: should we be interrupted before we can close it, it is closed all the same.
+        with io.FileIO(path, "rb" if there else "rb+", opener=partial(_open, how)) as file:
+            _held.add(file)
+            handle = file.fileno()
             _acquire(handle, path, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if os.stat(path).st_ino != os.fstat(handle).st_ino:
                 continue  # the one that we have is no more
-            if not shared and os.pread(handle, 21, 0) != (ours := b"%-20d\n" % os.getpid()):
-                os.pwrite(handle, ours, 0)
+            if not (shared or sealed):
+                _sign(handle)
             yield
             return
-        finally:
-            _held.discard(handle)
-            os.close(handle)
+
+
+def _open(how: int, path: str, _: int) -> int:
+    return os.open(path, how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _sign(handle: int) -> None:
+    """For who waits: who has the lock."""
+    ours = b"%-20d\n" % os.getpid()
+    if os.pread(handle, len(ours), 0) != ours:
+        os.pwrite(handle, ours, 0)
 
 
 def _acquire(handle: int, path: Path | str, timeout: float, how: int) -> None:
@@ -205,8 +242,8 @@ def _acquire(handle: int, path: Path | str, timeout: float, how: int) -> None:
 
 def _after_fork_in_child() -> None:
     """What the parent's threads have locked stays locked as long as any copy is open."""
-    for handle in _held:
-        os.close(handle)
+    for file in list(_held):
+        file.close()
     _held.clear()
 
 

@@ -7,6 +7,7 @@ session keeps writers apart, and dies with its holder; readers need none.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from contextlib import contextmanager
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MARKER = "holdfast.json"
+_HINTS = {
+    errno.ENOSPC: "nothing was lost; free some space and save again",
+    errno.ELOOP: "a link lies where a file of the store should be, and is not followed: remove it",
+}
 _FOLDERS = (SESSIONS, BLOBS, LOCKS)
 
 
@@ -62,7 +67,8 @@ class FilesBackend(Backend):
             raise InvalidRequest("files: stores need a system with flock", hint="use SQLite")
         self.path, self.read_only = disk.lasting(path), read_only
         self._closed = False
-        self._home = Home(self.path, durable=durability == "full", timeout=timeout)
+        durable = durability == "full"
+        self._home = Home(self.path, durable=durable, timeout=timeout, read_only=read_only)
         with _translated(path):
             if not (path / MARKER).exists():
                 if _has_sessions(path):
@@ -138,6 +144,8 @@ class FilesBackend(Backend):
     def reindex(self) -> None:
         """Numbers that are counted from what is there, should that file be damaged."""
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
+            for problem in home.catalog.clashes():
+                raise problem  # nothing is lost, so no head may move
             try:
                 files_counters.read(self.path)
             except Corrupt:
@@ -174,8 +182,9 @@ def _translated(path: Path) -> Iterator[None]:
     except OSError as e:
         if isinstance(e, HoldfastError):
             raise
-        hint = "nothing was lost; free some space and save again" if e.errno == 28 else None
-        raise Unavailable(f"the store {path} cannot be read or written: {e}", hint=hint) from e
+        raise Unavailable(
+            f"the store {path} cannot be read or written: {e}", hint=_HINTS.get(e.errno or 0)
+        ) from e
 
 
 def _create(path: Path, timeout: float) -> None:
@@ -195,7 +204,7 @@ def _create(path: Path, timeout: float) -> None:
         for name in _FOLDERS:
             disk.make_folder(path / name)
         for name in ("turn", "readers"):
-            (path / LOCKS / name).touch(0o600)
+            os.close(disk.open_to_write(path / LOCKS / name, os.O_CREAT))
         disk.sync(path.parent)
         files_counters.write(path, dict.fromkeys(SPACES, 1))
         marker = {"holdfast": "a store of files", "format": FORMAT, "id": secrets.token_hex(8)}

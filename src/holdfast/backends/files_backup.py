@@ -44,8 +44,8 @@ def backup(home: Home, path: Path, others: tuple[str, ...], marker: str) -> None
             for folder, _, files in os.walk(draft, topdown=False):
                 for file in files:
                     os.chmod(os.path.join(folder, file), 0o600)
-                    disk.sync(draft / folder / file)
-                disk.sync(draft / folder)
+                    disk.sync(os.path.join(folder, file))
+                disk.sync(folder)
             os.rename(draft, path)
             disk.sync(path.parent)
         except BaseException:
@@ -87,11 +87,12 @@ def _copy_session(ledger: Ledger, target: Path) -> None:
 
 def _copy_streams(home: Home, ledgers: list[Ledger], root: Path) -> None:
     """What was committed; of sessions that are gone, what others still need."""
-    ends = {stream: end for ledger in ledgers for stream, end in ledger.ends.items()}
-    for stream, source in home.catalog.streams():
+    ends = {ledger.stream(n): end for ledger in ledgers for n, end in ledger.ends.items()}
+    for _, source in home.catalog.streams():
         target = root / source.relative_to(home.catalog.root)
-        target.parent.mkdir(0o700, parents=True, exist_ok=True)
-        if stream in ends:
-            target.write_bytes(home.streams.until(source, ends[stream]))
+        for folder in (target.parent.parent, target.parent):
+            disk.make_folder(folder, durable=False)
+        if source in ends:
+            target.write_bytes(home.streams.until(source, ends[source]))
         else:
             shutil.copyfile(source, target)

@@ -13,11 +13,12 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
+from holdfast.backends import disk
 from holdfast.backends.files_identity import Identity
 from holdfast.backends.files_ledger import STREAMS, Ledger, status
 from holdfast.codec import portable
 from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
-from holdfast.errors import UNREADABLE, Unavailable
+from holdfast.errors import UNREADABLE, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ _SETTLED = 2.0
 """Seconds after which a folder's time of change is believed to be of its last change."""
 _LONGEST = 100
 _SAFE = re.compile(r"[\w .,=+@#!()\[\]{}'&;^$-]")
+_STREAM = re.compile(r"(0|[1-9][0-9]{0,11})\.jsonl")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", re.IGNORECASE)
 
 
@@ -114,7 +116,7 @@ class Catalog:
         with self._lock:
             self.refresh(alone=True)
             self._seen = None  # should it fail
-            handle = os.open(self._turns, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = disk.open_to_write(self._turns, os.O_CREAT)
             try:
                 os.pwrite(handle, token_bytes(12), 0)
             finally:
@@ -135,6 +137,7 @@ class Catalog:
             if known is None or known.version != version:
                 self._drop(name)
                 self._add(name, version)
+                self._doubt_streams(name)
 
     def _add(self, name: str, version: tuple[int, int]) -> None:
         identity = _identify(self.root / name)
@@ -185,6 +188,18 @@ class Catalog:
         with self._lock:
             self.refresh()
             return list(self._names.get(name, ()))
+
+    def refuse_lost(self, name: bytes) -> None:
+        """Corrupt if checkpoints lie where a session of this name would, and nobody knows whose."""
+        with self._lock:
+            place = self.root / escape(name)
+            if self._folders.get(place.name, self) is None and _identify(place) is None:
+                records = place / CHECKPOINTS
+                if records.is_dir() and any(records.iterdir()):
+                    raise Corrupt(
+                        f"the folder {place} has checkpoints, but does not tell of which session",
+                        hint=f"put back its {SESSION} or its log, or move it away",
+                    )
 
     def unknown(self) -> list[str]:
         """Folders that are nobody's, as far as can be told."""
@@ -270,34 +285,59 @@ class Catalog:
             self.refresh(force=True)
 
     def stream(self, stream: int) -> Path | None:
-        """The file of a stream, whoever's it is."""
+        """The file of a stream, whoever's it is; Corrupt if that cannot be told."""
         with self._lock:
             path = self._streams.get(stream)
             if path is None or not path.exists():
-                self._streams = dict(self.streams())
+                places = self._places_of_streams()
+                self._streams = {n: paths[0] for n, paths in places.items() if len(paths) == 1}
+                if len(places.get(stream, ())) > 1:
+                    raise _clash(stream, places[stream])
                 path = self._streams.get(stream)
             return path
 
     def streams(self) -> list[tuple[int, Path]]:
         """All streams that there are, in order; those of sessions that are gone as well."""
-        found: list[tuple[int, bool, Path]] = []
+        found = sorted(self._places_of_streams().items())
+        return [(stream, path) for stream, paths in found for path in paths]
+
+    def _places_of_streams(self) -> dict[int, list[Path]]:
+        """Where each is. In more than one place if somebody brought a folder from another store.
+
+        Of copies, which are no sessions, only what nobody else has.
+        """
+        found: dict[int, list[tuple[bool, Path]]] = {}
         for folder in os.scandir(self.root):
-            ours = self.number_of(folder.name) is not None
-            try:
-                files = os.listdir(os.path.join(folder.path, STREAMS))
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            for file in files:
-                number = file.removesuffix(".jsonl")
-                if number.isdigit():
-                    found.append((int(number), ours, self.root / folder.name / STREAMS / file))
-        return list({stream: path for stream, _, path in sorted(found)}.items())
+            ours = self.number_of(folder.name) is not None or self.is_over(folder.name)
+            for stream in _streams_in(folder.path):
+                path = self.root / folder.name / STREAMS / f"{stream}.jsonl"
+                found.setdefault(stream, []).append((ours, path))
+        places = {}
+        for stream, claims in found.items():
+            best = max([ours for ours, _ in claims])
+            places[stream] = sorted(path for ours, path in claims if ours == best)
+        return places
+
+    def clashes(self) -> list[Corrupt]:
+        """One for each stream that is in more than one place."""
+        places = sorted(self._places_of_streams().items())
+        return [_clash(stream, paths) for stream, paths in places if len(paths) > 1]
+
+    def _doubt_streams(self, name: str) -> None:
+        """A folder is new: what it has may be another's as well."""
+        for stream in _streams_in(f"{self.root}/{name}"):
+            known = self._streams.get(stream)
+            if known is not None and known.parent.parent.name != name:
+                del self._streams[stream]
 
     def is_over(self, name: str) -> bool:
         """Whether a folder is what gc has left of a session, for the sake of its streams."""
         with self._lock:
             gone = name in self._folders and self._folders[name] is None
-            return gone and set(os.listdir(self.root / name)) <= {LOCK, STREAMS}
+            path = self.root / name
+            if not gone or path.is_symlink() or not path.is_dir():
+                return False
+            return set(os.listdir(path)) <= {LOCK, STREAMS}
 
     def place(self, number: int, name: bytes) -> Path:
         """A folder for a new session, that nobody has, whatever a file system takes for equal."""
@@ -347,6 +387,23 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
+def _streams_in(folder: str) -> list[int]:
+    """The streams that have a file in a session's folder."""
+    try:
+        names = os.listdir(os.path.join(folder, STREAMS))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [int(found[1]) for name in names if (found := _STREAM.fullmatch(name))]
+
+
+def _clash(stream: int, paths: list[Path]) -> Corrupt:
+    places = " and in ".join(["/".join(path.parts[-4:]) for path in paths])
+    return Corrupt(
+        f"stream {stream} is in {places}, so nobody knows whose items are meant",
+        hint="one of these folders is of another store: move it away, and export() it there",
+    )
+
+
 def fold(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
@@ -362,7 +419,9 @@ def _find_records(ledger: Ledger) -> None:
         newest = unseal_head(ledger.number, ledger.head or b"").last
     for name in names:
         digits = name.removesuffix(".json")
-        if not digits.isdigit() or int(digits) in ledger.ids or int(digits) in ledger.freed:
+        if not digits.isascii() or not digits.isdigit():
+            continue
+        if int(digits) in ledger.ids or int(digits) in ledger.freed:
             continue
         if int(digits) > newest:
             continue  # of a commit that has not ended

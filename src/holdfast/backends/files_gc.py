@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.backends import disk, files_journal
+from holdfast.backends.base import Gone
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION
 from holdfast.backends.files_ledger import LOG, STREAMS, gaps_of, sweep_entry
 from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
@@ -36,7 +37,9 @@ _YOUNG = 3600.0
 
 
 def sweep(home: Home, sweeps: Sequence[Sweep]) -> list[bool]:
-    return [_sweep(home, each) for each in sweeps]
+    with home.turns.alone():
+        home.turns.freeing()
+        return [_sweep(home, each) for each in sweeps]
 
 
 def _sweep(home: Home, sweep: Sweep) -> bool:
@@ -66,6 +69,10 @@ def _sweep(home: Home, sweep: Sweep) -> bool:
 
 def trim(home: Home, trim: Trim) -> int:
     """Note what is to go. Somebody may be reading it, so that is for `compact` to do."""
+    if home.turns.read().copied != trim.copied:
+        home.refuse = Refuse()
+        raise Gone
+    home.refuse.copied = trim.copied
     for rows, instead in trim.items:
         home.refuse.items.setdefault(rows[0][0] >> STREAM_BITS, []).append((rows, instead))
     home.refuse.blobs += trim.blobs
@@ -84,6 +91,9 @@ def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
     work: list[Callable[[], object]] = [
         *[partial(_drop_items, home, stream, rows) for stream, rows in refuse.items.items()],
         *[partial(_drop_blobs, home, batch) for batch in batches],
+    ]
+    work = [partial(_unless_copied, home, refuse.copied, step) for step in work]
+    work += [
         *[partial(_compact, home, root / name) for name in sorted(os.listdir(root))],
         *[partial(_drop_drafts, folder) for folder in (home.root / BLOBS).iterdir()],
     ]
@@ -98,6 +108,14 @@ def compact(home: Home, progress: Callable[[int, int], None] | None) -> None:
             progress(done + 1, len(work))
     if progress is not None and not work:
         progress(0, 0)
+
+
+def _unless_copied(home: Home, copied: int, step: Callable[[], object]) -> None:
+    """Remove data, but not if a copy has landed since it was found to be garbage."""
+    with home.turns.alone():
+        if home.turns.read().copied == copied:
+            home.turns.freeing()
+            step()
 
 
 def _sync_logs(home: Home) -> None:
@@ -148,7 +166,7 @@ def _drop_drafts(folder: Path) -> None:
 def _compact(home: Home, path: Path) -> None:
     """One session: files of freed checkpoints, and what the log says of them."""
     with home.names():
-        if not path.is_dir():
+        if path.is_symlink() or not path.is_dir():
             return
         if path.name.startswith(disk.TEMPORARY):  # nobody makes one now
             shutil.rmtree(path)

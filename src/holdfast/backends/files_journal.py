@@ -14,7 +14,7 @@ from holdfast import clock
 from holdfast.backends import disk
 from holdfast.backends import files_text as text
 from holdfast.backends.base import Lease, Moved
-from holdfast.backends.files_ledger import hint, read_hint
+from holdfast.backends.files_ledger import DIGITS, hint, read_hint
 from holdfast.codec import rows
 from holdfast.codec.records import position
 from holdfast.errors import Corrupt
@@ -42,8 +42,11 @@ class _Text(NamedTuple):
     """Whether the first line is sound: then nothing is missing before it."""
 
 
-def read(ledger: Ledger) -> list[tuple[int, bytes]]:
-    """All entries that count, in order; for each that is damaged or missing, a row that is none."""
+def read(ledger: Ledger, low: int = 1) -> list[tuple[int, bytes]]:
+    """All entries that count, from a number on, in order; for what is damaged, a row that is none.
+
+    One is enough for all that are missing in a row: how many those are, anybody may have made up.
+    """
     known = last_known(ledger)  # first: who writes meanwhile tells of an entry after it is there
     try:
         found = _parsed((ledger.folder / JOURNAL).read_bytes())
@@ -52,8 +55,13 @@ def read(ledger: Ledger) -> list[tuple[int, bytes]]:
     first = max(1, ledger.journal_from)
     if found.rows and found.begins:
         first = max(first, min(found.rows))
-    last = max([known, *found.rows])
-    return [(n, found.rows.get(n, _DAMAGED)) for n in range(first, last + 1)]
+    out, at = [], max(first, low)
+    for n in sorted([n for n in found.rows if n >= at]):
+        if n > at:
+            out.append((at, _DAMAGED))
+        out.append((n, found.rows[n]))
+        at = n + 1
+    return out + [(n, _DAMAGED) for n in sorted({at, known}) if at <= known]
 
 
 def last_entry(ledger: Ledger) -> int:
@@ -87,9 +95,12 @@ def _parsed(data: bytes) -> _Text:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     digits = line[len(_BEGIN) : line.find(b",")]
-    if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > 20:
+    if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > DIGITS:
         return None
-    return text.read_line(int(digits), line) or text.read_line(int(digits), line[:-1])
+    entry = text.read_line(int(digits), line) or text.read_line(int(digits), line[:-1])
+    if entry is None or entry["n"] != int(digits) or type(entry.get("entries")) is not list:
+        return None
+    return entry
 
 
 def _line(session: int, first: int, entries: Sequence[bytes]) -> bytes:
@@ -119,7 +130,9 @@ def copy(home: Home, ledger: Ledger, entries: Sequence[tuple[int, bytes]]) -> No
 
 def _add(home: Home, ledger: Ledger, first: int, lines: list[bytes]) -> None:
     path = ledger.folder / JOURNAL
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if first >= 10**DIGITS:
+        raise Corrupt(f"no entry can come after entry {first - 1} of {path}")
+    handle = disk.open_to_write(path, os.O_CREAT)
     try:
         found = os.fstat(handle)
         inode, end, last = home.journals.get(path, (0, 0, 0))
@@ -176,7 +189,8 @@ def slim(ledger: Ledger) -> bytes | None:
 
 
 def lease_of(ledger: Ledger) -> Lease | None:
-    if max(ledger.damaged, default=0) > ledger.lease_at and (ledger.folder / JOURNAL).exists():
+    newest = max([end - 1 for _, end in ledger.damaged], default=0)
+    if newest > ledger.lease_at and (ledger.folder / JOURNAL).exists():
         return Lease(ledger.number, b"", _DAMAGED, float("inf"))  # a later line may have told more
     if ledger.lease is None:
         return None
@@ -202,7 +216,4 @@ def renew(home: Home, session: int, token: bytes) -> bool:
 def note(ledger: Ledger, token: bytes) -> None:
     """When a lease was taken or renewed: now."""
     said = f"{token.hex() or '-'} {clock.boot_id() or '-'} {clock.elapsed()!r}"
-    draft = ledger.folder / f"{LEASE}.new"
-    draft.write_text(said)
-    draft.chmod(0o600)
-    draft.replace(ledger.folder / LEASE)
+    disk.replace(ledger.folder / LEASE, said.encode(), durable=False)

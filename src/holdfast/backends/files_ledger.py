@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
 from holdfast.backends import files_text as text
+from holdfast.backends.files_runs import joined, outside, whole
 from holdfast.codec import rows
 from holdfast.codec.records import position
 from holdfast.errors import Corrupt
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.backends.base import Change, Notes, Sweep
+    from holdfast.backends.files_runs import Run
 
 LOG, HEAD, STREAMS = "log.jsonl", "head", "streams"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
+DIGITS = 18
+"""Of the number of a line or of an entry, at most."""
 _TAIL = 32
 """So many bytes before its end tell whether a log is still the one that was read."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
@@ -139,7 +143,7 @@ def hint(entries: int) -> bytes:
 def read_hint(path: Path) -> int:
     try:
         first, second = path.read_bytes().split()
-        return int(first) if first == second else 0
+        return int(first) if first == second and len(first) <= DIGITS else 0
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return 0
 
@@ -163,8 +167,8 @@ class Ledger:
         """Readers that look at it, for whom it must stay as it is."""
         self.inode = self.size = self.entries = 0
         self.tail = b""
-        self.damaged: list[int] = []
-        """Numbers of the lines that cannot be read."""
+        self.damaged: list[Run] = []
+        """Numbers of the lines that cannot be read: from one on, before another."""
         self.number = 0
         self.name = self.row = b""
         self.origin: tuple[int, int] | None = None
@@ -266,29 +270,36 @@ class Ledger:
 
     def _entry(self, line: bytes) -> dict[str, Any] | None:
         digits = line[len(_BEGIN) : line.find(b",")]
-        if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > 20:
+        if not line.startswith(_BEGIN) or not digits.isdigit() or len(digits) > DIGITS:
             return None
-        return text.read_line(int(digits), line)
+        entry = text.read_line(int(digits), line)
+        return entry if entry is not None and entry["n"] == int(digits) else None
 
     def apply(self, entry: dict[str, Any]) -> None:
         n = entry["n"]
-        dropped = {k for low, high in entry.get("dropped", ()) for k in range(low, high)}
+        try:
+            dropped = [(whole(low), whole(high)) for low, high in entry.get("dropped", ())]
+        except _MALFORMED:
+            dropped, entry = [], {}
         if dropped:
-            self.damaged = [k for k in self.damaged if k not in dropped]
+            self.damaged = outside(self.damaged, dropped)
         if n <= self.entries:
             return  # a line that was found twice
-        self.damaged += [k for k in range(self.entries + 1, n) if k not in dropped]
+        self.damaged += outside([(self.entries + 1, n)], dropped)
         self.entries = n
         try:
             self._apply(entry)
+            damaged = not entry
         except (*_MALFORMED, Corrupt):
-            self.damaged.append(n)
+            damaged = True
+        if damaged:
+            self.damaged.append((n, n + 1))
 
     def _doubt(self, seen: tuple[int, int] | None) -> None:
         """If the log was longer once, its end is damaged, and so the head unknown."""
         known = read_hint(self.folder / HEAD)
         if known > self.entries and status(self.folder) == seen:
-            self.damaged += range(self.entries + 1, known + 1)
+            self.damaged.append((self.entries + 1, known + 1))
             self.entries = known
             self.head = DAMAGED_HEAD
 
@@ -307,9 +318,9 @@ class Ledger:
         if "head" in entry:
             self.head = row(entry["head"])
         for seq, id in _all_of(entry, "checkpoint"):
-            self.add(seq, _hide_id(id))
+            self.add(whole(seq), _hide_id(id))
         for stream, end in entry.get("streams", ()):
-            self.ends[stream] = end
+            self.ends[whole(stream)] = whole(end)
         for key, seq in entry.get("keys", ()):
             self.keys[name(key)] = seq
         for seq, kind, value in entry.get("unmarks", ()):
@@ -351,6 +362,7 @@ class Ledger:
         elif seq not in self.ids:
             insort(self.order, seq)
         self.ids[seq] = id
+        self.freed.discard(seq)  # a copy may bring back what was freed here
 
     def forget(self, seq: int) -> None:
         self.freed.add(seq)
@@ -389,6 +401,8 @@ class Ledger:
     def line(self, entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """The next line: what it says, and its text. Each tells the head, so that the last does."""
         n = self.entries + 1
+        if n >= 10**DIGITS:
+            raise Corrupt(f"no line can come after line {n - 1} of {self.log}")
         if "head" not in entry and self.head is not None:
             entry["head"] = text.show_row(self.head)
         entry = {"n": n, **entry}
@@ -411,11 +425,11 @@ class Ledger:
                 else:
                     dropped.append([low, high])
             if "dropped" in entry:
-                dropped = _joined([*dropped, [entry["n"], entry["n"] + 1]])
+                dropped = joined([*dropped, [entry["n"], entry["n"] + 1]])
         if 4 * saved < len(data):
             return None
         ends = [[stream, end] for stream, end in self.ends.items()]
-        note: dict[str, Any] = {"dropped": _joined(dropped), "streams": ends}
+        note: dict[str, Any] = {"dropped": joined(dropped), "streams": ends}
         if self.lease is not None:
             note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
         return b"".join(kept) + self.line(note)[1]
@@ -431,13 +445,3 @@ class Ledger:
 
 
 _IDLE = {"n", "checkpoint", "head", "streams", "facets", "keys", "marks"}
-
-
-def _joined(runs: list[list[int]]) -> list[list[int]]:
-    out: list[list[int]] = []
-    for low, high in sorted(runs):
-        if out and low <= out[-1][1]:
-            out[-1][1] = max(out[-1][1], high)
-        else:
-            out.append([low, high])
-    return out

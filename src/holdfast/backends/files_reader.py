@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import files_counters, files_journal, files_streams, files_text
-from holdfast.backends.base import Lease, Reader
+from holdfast.backends.base import Lease, Reader, Turnover
 from holdfast.backends.files_catalog import CHECKPOINTS, gone, identity_of
 from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
@@ -78,6 +78,7 @@ class FilesReader(Reader):
             ledger = self.ledger(session)
             if ledger is not None and ledger.name == name:
                 return session, ledger.row
+        self._catalog.refuse_lost(name)
         return None
 
     def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
@@ -230,7 +231,7 @@ class FilesReader(Reader):
         ledger = self.ledger(session)
         if ledger is None:
             return []
-        return [entry for entry in files_journal.read(ledger) if entry[0] >= low][:limit]
+        return files_journal.read(ledger, low)[:limit]
 
     def last_entry(self, session: int) -> int:
         ledger = self.ledger(session)
@@ -292,6 +293,8 @@ class FilesReader(Reader):
                         f"what the folder {name} needs is unknown, so no data is freed",
                         hint="verify() tells more; move away what is no session",
                     )
+                for problem in self._catalog.clashes():
+                    raise problem
                 with self._home.blobs(shared=False):
                     self._blobs = self.blob_files()
                 self._ledgers()
@@ -348,6 +351,9 @@ class FilesReader(Reader):
 
     # -- the store -----------------------------------------------------------------------------
 
+    def turnover(self) -> Turnover:
+        return self._home.turns.read()
+
     def sizes(self) -> dict[str, tuple[int, int]]:
         counted: dict[str, list[int]] = {}
         for _, path in self._catalog.streams():
@@ -381,6 +387,8 @@ class FilesReader(Reader):
         self._catalog.reload()
         for name in self._catalog.unknown():
             yield f"the folder {name} is no session's, as far as can be told"
+        for problem in self._catalog.clashes():
+            yield problem.message
         try:
             files_counters.read(self._root)
         except Corrupt as e:
@@ -388,5 +396,6 @@ class FilesReader(Reader):
         for ledger in self._ledgers():
             if identity_of(ledger.folder) is None:
                 yield f"{ledger.folder.name}/session.json is damaged or missing"
-            for n in ledger.damaged:
-                yield f"line {n} of {ledger.folder.name}/log.jsonl is damaged or missing"
+            for low, end in ledger.damaged:
+                lines = f"line {low}" if end == low + 1 else f"lines {low} to {end - 1}"
+                yield f"{lines} of {ledger.folder.name}/log.jsonl: damaged or missing"

@@ -13,7 +13,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.backends import disk
+from holdfast.backends import disk, files_text
 from holdfast.codec import portable, wire
 from holdfast.codec.rows import ITEMS, PLAIN, REFS, seal, unseal_items
 from holdfast.codec.streams import STREAM_BITS
@@ -228,11 +228,11 @@ class Streams:
         known = self._written.pop(path, None)
         new = False
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            handle = disk.open_to_write(path)
         except FileNotFoundError:
             new = True
             disk.make_folder(path.parent)  # who copies a store may leave out folders that are empty
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = disk.open_to_write(path, os.O_CREAT)
         try:
             status = os.fstat(handle)
             at, torn = status.st_size, False
@@ -316,7 +316,7 @@ def hide_blob(text: bytes) -> bytes:
         else:
             row = bytes.fromhex(shown["sum"]) + bytes((shown["flags"],))
             row += portable.hide(shown["value"])
-        if show_blob(row) == text:
+        if files_text.is_same(show_blob(row), text):
             return row
     except (*_MALFORMED, Corrupt):
         pass

@@ -75,7 +75,11 @@ def seal_line(seed: int, entry: dict[str, Any]) -> bytes:
 
 
 def read_line(seed: int, line: bytes) -> dict[str, Any] | None:
-    """The entry of a line without its end; None if it is not what was written."""
+    """The entry of a line without its end; None if it is not what was written.
+
+    Tools for versioning may end lines by two characters.
+    """
+    line = line.removesuffix(b"\r")
     text = line[:-_TAIL]
     if line[-_TAIL:] != _SUM + xxh3_64_hexdigest(text, seed).encode() + b'"}':
         return None
@@ -84,6 +88,11 @@ def read_line(seed: int, line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if type(entry) is dict else None
+
+
+def is_same(written: bytes, text: bytes) -> bool:
+    """Whether a file is what was written, but for how its lines end."""
+    return written == text or (b"\r" in text and written == text.replace(b"\r\n", b"\n"))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -119,7 +128,7 @@ def hide_checkpoint(text: bytes) -> bytes:
         row = hide_row(shown["row"]) if "row" in shown else _hide_record(shown)
         # Whatever else may have happened to the file: it says what it said.
         id = ids.from_text(shown["id"])
-        if id is None or show_checkpoint(shown["seq"], id, row) != text:
+        if id is None or not is_same(show_checkpoint(shown["seq"], id, row), text):
             raise ValueError
     except (*_MALFORMED, Corrupt):
         return b"a file that is damaged"

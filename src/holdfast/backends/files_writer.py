@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ from holdfast.backends.files_ledger import (
 )
 from holdfast.backends.files_reader import blob_path
 from holdfast.backends.files_streams import Line, Streams, items_of, show_blob
+from holdfast.backends.files_turns import Turns
 from holdfast.codec import rows
 from holdfast.codec.records import checkpoint_address
 from holdfast.errors import HeadMoved, KeyTaken, SessionExists
@@ -33,6 +35,7 @@ from holdfast.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -40,6 +43,8 @@ SESSIONS, VERSION, LOCKS = "sessions", "version", "locks"
 _NOTES = Notes()
 _PATIENCE = 2.0
 """Seconds that removing files waits for readers."""
+_SEALED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT}
+"""Why no lock can be made in a store that may only be read."""
 
 
 @dataclass
@@ -49,16 +54,22 @@ class Refuse:
     items: dict[int, list[Any]] = field(default_factory=dict)
     """By stream: rows that go together, and others in their place."""
     blobs: list[tuple[bytes, int]] = field(default_factory=list)
+    copied: int = 0
+    """`Turnover.copied` when that was found."""
 
 
 class Home:
     """A store's folder: who may write what, and how."""
 
-    def __init__(self, root: Path, *, durable: bool, timeout: float) -> None:
+    def __init__(
+        self, root: Path, *, durable: bool, timeout: float, read_only: bool = False
+    ) -> None:
         self.root, self.durable, self.timeout = root, durable, timeout
+        self.read_only = read_only
         self.catalog = Catalog(root / SESSIONS, root / LOCKS / "turns")
         self.streams = Streams()
         self.refuse = Refuse()
+        self.turns = Turns(root / LOCKS, timeout)
         self._settled: set[Path] = set()
         self.journals: dict[Path, tuple[int, int, int]] = {}
         """Inode, size and last number of journals that were written to."""
@@ -88,7 +99,14 @@ class Home:
         return ledger
 
     # -- locks ---------------------------------------------------------------------------------
-    # Always in this order: readers, names, sessions by number, blobs.
+    # Always in this order: readers, turning, names, sessions by number, blobs.
+
+    def _locked(
+        self, path: Path | str, timeout: float, *, shared: bool = False
+    ) -> AbstractContextManager[None]:
+        if self.read_only:
+            return _locked_if_possible(path, timeout, shared=shared)
+        return disk.locked(path, timeout, shared=shared)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -96,9 +114,9 @@ class Home:
         with ExitStack() as stack:
             nested = getattr(self._local, "reading", 0)
             if not nested:
-                with disk.locked(self.root / LOCKS / "turn", self.timeout, shared=True):
+                with self._locked(self.root / LOCKS / "turn", self.timeout, shared=True):
                     lock = self.root / LOCKS / "readers"
-                    stack.enter_context(disk.locked(lock, self.timeout, shared=True))
+                    stack.enter_context(self._locked(lock, self.timeout, shared=True))
             self._local.reading = nested + 1
             try:
                 yield
@@ -109,21 +127,21 @@ class Home:
     def alone(self) -> Iterator[None]:
         """While nobody reads; Unavailable if somebody goes on reading."""
         with (
-            disk.locked(self.root / LOCKS / "turn", _PATIENCE),
-            disk.locked(self.root / LOCKS / "readers", _PATIENCE),
+            self._locked(self.root / LOCKS / "turn", _PATIENCE),
+            self._locked(self.root / LOCKS / "readers", _PATIENCE),
         ):
             yield
 
     @contextmanager
     def names(self) -> Iterator[None]:
         """Nobody else makes, renames or removes a session."""
-        with disk.locked(self.root / LOCKS / "names", self.timeout):
+        with self._locked(self.root / LOCKS / "names", self.timeout):
             yield
 
     @contextmanager
     def blobs(self, *, shared: bool) -> Iterator[None]:
         """Shared, no blob goes; otherwise nobody comes to need one."""
-        with disk.locked(self.root / LOCKS / "blobs", self.timeout, shared=shared):
+        with self._locked(self.root / LOCKS / "blobs", self.timeout, shared=shared):
             yield
 
     @contextmanager
@@ -139,7 +157,7 @@ class Home:
             if folder is not None:
                 lock, shared = f"{folder.path}/{LOCK}", number not in own
                 try:
-                    stack.enter_context(disk.locked(lock, self.timeout, shared=shared))
+                    stack.enter_context(self._locked(lock, self.timeout, shared=shared))
                 except FileNotFoundError:  # gc has removed it
                     self.catalog.refresh(force=True)
 
@@ -152,7 +170,7 @@ class Home:
         path = ledger.log
         if not ledger.inode:
             self.unsettle(path)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = disk.open_to_write(path, os.O_CREAT)
         try:
             found = os.fstat(handle)
             at = ledger.size
@@ -193,7 +211,7 @@ class Home:
     def hint(self, path: str, text: bytes) -> None:
         """A file that is not synced, and may be missing."""
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = disk.open_to_write(path, os.O_CREAT)
             try:
                 os.pwrite(handle, text, 0)
             finally:
@@ -202,10 +220,28 @@ class Home:
             logger.warning("%s was not written: %s", path, e)
 
 
+@contextmanager
+def _locked_if_possible(path: Path | str, timeout: float, *, shared: bool) -> Iterator[None]:
+    """For who only reads, maybe where nothing can be written: then nobody here removes anything."""
+    with ExitStack() as stack:
+        for sealed in (False, True):
+            try:
+                lock = disk.locked(path, timeout, shared=shared, sealed=sealed)
+                stack.enter_context(lock)
+                break
+            except OSError as e:
+                if e.errno not in _SEALED:
+                    raise
+        yield
+
+
 def commit(home: Home, change: Change) -> None:
     notes = change.notes or _NOTES
     session = change.session
     with ExitStack() as stack:
+        if notes.copied is not None:
+            stack.enter_context(home.turns.alone())
+            home.turns.copying(notes.copied)
         if change.create is not None or notes.rename is not None:
             stack.enter_context(home.names())
             home.catalog.refresh(alone=True)
@@ -230,7 +266,7 @@ def commit(home: Home, change: Change) -> None:
             for path, end, lines in items:
                 home.streams.append(path, end, lines, batch)
             for file, text in texts:
-                batch.replace(file, text)
+                batch.put(file, text)
         if notes.copied is not None and notes.copied.journal:
             files_journal.copy(home, ledger, notes.copied.journal)
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
@@ -293,6 +329,7 @@ def _check_parent(home: Home, ledger: Ledger | None, change: Change, notes: Note
 
 
 def _check_name(home: Home, name: bytes) -> None:
+    home.catalog.refuse_lost(name)
     for number in home.catalog.named(name):
         ledger = home.catalog.ledger(number)
         if ledger is not None and ledger.there and ledger.name == name:

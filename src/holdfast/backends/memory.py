@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from holdfast import clock
-from holdfast.backends.base import Backend, Change, Gone, Lease, Moved, Notes, Reader
+from holdfast.backends.base import Backend, Change, Gone, Lease, Moved, Notes, Reader, Turnover
 from holdfast.errors import InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class MemoryBackend(Backend, Reader):
         self._closed = False
         self._version = 0
         self._next = {"session": 1, "stream": 1}
+        self._turnover = Turnover(0, 0)
         self._sessions: dict[bytes, tuple[int, bytes]] = {}
         self._names: dict[int, bytes] = {}
         self._origins: dict[int, tuple[int, int]] = {}
@@ -87,11 +88,15 @@ class MemoryBackend(Backend, Reader):
                     raise Gone
             if any(digest not in self._blobs for digest in notes.shares):
                 raise Gone
+            if notes.copied is not None:
+                if notes.copied.freed != self._turnover.freed:
+                    raise Gone
+                self._turnover = self._turnover._replace(copied=Turnover.new())
             self._version += 1
             self._apply(change, session)
 
     def _apply(self, change: Change, session: int) -> None:
-        """The head last: an interrupt before that leaves a session as it was."""
+        """The head, or of a new session its name, last: an interrupt leaves what was there."""
         for write in change.rows:
             self._write_row(write)
         for digest, row, rewrite in change.blobs:
@@ -104,11 +109,11 @@ class MemoryBackend(Backend, Reader):
             insort(self._ids, (id, session, seq))
         if change.notes is not None:
             self._apply_notes(change.notes, session, change.checkpoint)
+        self._heads[session] = change.head
         if change.create is not None:
             name, row = change.create
             self._names[session] = name
             self._sessions[name] = (session, row)
-        self._heads[session] = change.head
         if change.notes is not None and change.notes.rename is not None:
             name, row = change.notes.rename
             del self._sessions[self._names[session]]
@@ -196,6 +201,7 @@ class MemoryBackend(Backend, Reader):
                 done.append(sweep.is_current(self))
                 if done[-1]:
                     self._sweep(sweep)
+            self._turnover = self._turnover._replace(freed=Turnover.new())
             return done
 
     def _sweep(self, sweep: Sweep) -> None:
@@ -234,6 +240,9 @@ class MemoryBackend(Backend, Reader):
         gone = 0
         with self._lock:
             self._check_open()
+            if trim.copied != self._turnover.copied:
+                raise Gone
+            self._turnover = self._turnover._replace(freed=Turnover.new())
             self._version += 1
             for rows, instead in trim.items:
                 if not all(self._begins(pos, begin) for pos, begin in rows):
@@ -410,6 +419,9 @@ class MemoryBackend(Backend, Reader):
             (after + n, digest, len(row), self._shared.get(digest, 0))
             for n, (digest, row) in enumerate(blobs, start=1)
         ]
+
+    def turnover(self) -> Turnover:
+        return self._turnover
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         items = [row for held in self._streams.values() for row in held.values()]

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Backend
 
 
+_LONGEST = 1e6
+"""Seconds. What waits for longer waits for ever, and servers count in milliseconds, by 32 bits."""
+
+
 def open_backend(
     url: str | os.PathLike[str],
     *,
@@ -25,6 +29,8 @@ def open_backend(
     """The backend for a path (SQLite), "files:folder", "postgresql://…" or "memory:"."""
     if durability not in ("full", "normal"):
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
+    if not isinstance(timeout, int | float) or not 0 <= timeout <= _LONGEST:
+        raise InvalidRequest(f"timeout is a number of seconds, not {timeout!r}")
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidRequest(f"not a store's address: {url!r}")
@@ -50,9 +56,9 @@ def open_backend(
         from holdfast.backends.files import FilesBackend
 
         return FilesBackend(Path(rest), **options)
-    if scheme == "file" or (rest.startswith("//") and scheme != "sqlite"):
+    if scheme == "file" or rest.startswith("//") or text == ":memory:":
         raise InvalidRequest(
-            f"no kind of store is called {scheme!r}",
+            f"no kind of store is called {text.partition('//')[0]!r}",
             hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
         )
     path = Path(text.removeprefix("sqlite:"))

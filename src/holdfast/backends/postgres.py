@@ -19,6 +19,7 @@ import psycopg
 from psycopg import errors as pg
 
 from holdfast.backends import postgres_batch as batch
+from holdfast.backends import postgres_gc as gc
 from holdfast.backends import postgres_schema as schemas
 from holdfast.backends import postgres_writer as writer
 from holdfast.backends.base import Backend, Change, Gone, Moved, Reader
@@ -226,8 +227,11 @@ class PostgresBackend(Backend):
         """
         link.deadline = time.monotonic() + max(self._timeout / 3, _seconds(change))
         try:
-            writer.write(link, change)
-        except (Moved, Gone, Conflict):
+            if isinstance(change, Change) and change.notes and change.notes.copied is not None:
+                gc.write_copied(link, self._target.schema, change, change.notes.copied)
+            else:
+                writer.write(link, change)
+        except (Moved, Gone, Conflict, Corrupt):
             if unsure is None:
                 raise
             link.deadline = None
@@ -243,16 +247,6 @@ class PostgresBackend(Backend):
             hint="the change may have been made or not; refresh() and look before trying again",
         )
 
-    @contextmanager
-    def _gc(self, link: Link) -> Iterator[None]:
-        """A transaction of gc, one at a time."""
-        with link.transaction():
-            link.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
-                (schemas.lock_key(self._target.schema, "gc"),),
-            )
-            yield
-
     def _collect(self, do: Callable[[Link], _T]) -> _T:
         """In a transaction of gc. What was done already is not found a second time."""
         # Always durable: if a sweep were forgotten, a trim would take rows that are needed again.
@@ -262,7 +256,7 @@ class PostgresBackend(Backend):
             try:
                 link = target.connect()
                 try:
-                    with self._gc(link):
+                    with gc.alone(link, self._target.schema):
                         done = do(link)
                 finally:
                     link.close()
@@ -274,19 +268,19 @@ class PostgresBackend(Backend):
 
     def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
         def do(link: Link) -> list[bool]:
-            writer.lock_heads(link, sweeps)
+            gc.begin_sweeps(link, sweeps)
             reader = PostgresReader(link, self._target)
             done = []
             for sweep in sweeps:
                 done.append(sweep.is_current(reader))
                 if done[-1]:
-                    writer.sweep(link, sweep)
+                    gc.sweep(link, sweep)
             return done
 
         return self._collect(do)
 
     def trim(self, trim: Trim) -> int:
-        return self._collect(lambda link: writer.trim(link, trim))
+        return self._collect(lambda link: gc.trim(link, trim))
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Make room that was freed usable again; what lies at the end of a table is given back."""

@@ -121,6 +121,14 @@ class Link(psycopg.Connection[Any]):
             raise psycopg.OperationalError("the server does not answer") from None
 
 
+def _is_name(schema: Any) -> bool:
+    """Whether a schema may be called so."""
+    try:
+        return isinstance(schema, str) and 0 < len(schema.encode()) < 64 and "\0" not in schema
+    except UnicodeEncodeError:
+        return False
+
+
 class Target(NamedTuple):
     """Which store on which server, and how to talk to it."""
 
@@ -145,7 +153,7 @@ class Target(NamedTuple):
         url = base + mark + "&".join([pair for pair in asked if pair not in named])
         if schema is None:
             schema = unquote(named[-1].removeprefix("schema=")) if named else "holdfast"
-        if not isinstance(schema, str) or not 0 < len(schema.encode()) < 64 or "\0" in schema:
+        if not _is_name(schema):
             raise InvalidRequest(f"not the name of a schema: {schema!r}")
         try:
             given = dict(conninfo.conninfo_to_dict(url))
@@ -163,12 +171,15 @@ class Target(NamedTuple):
             "tcp_user_timeout": str(int(timeout * 1000)),
             "target_session_attrs": "any" if read_only else "read-write",
         }
+        # A database of encoding SQL_ASCII converts nothing: names would come as bytes.
+        fixed = {"client_encoding": "UTF8"}
         user, host = given.get("user"), given.get("host") or "localhost"
         port, name = given.get("port"), given.get("dbname") or user or ""
         shown = "postgresql://" + (f"{quote(str(user))}@" if user else "") + str(host)
         shown += (f":{port}" if port else "") + f"/{quote(str(name))} (schema {schema})"
         lock = max(timeout / 4, 1e-3)  # so that our own patience does not end before
-        return cls(defaults | given, schema, shown, timeout, read_only, durability, lock)
+        parameters = defaults | given | fixed
+        return cls(parameters, schema, shown, timeout, read_only, durability, lock)
 
     def __repr__(self) -> str:
         return f"<{self.shown}>"
@@ -184,7 +195,12 @@ class Target(NamedTuple):
         normal = self.durability == "normal"
         limit, lock = f"{self.timeout * 1000:.0f}", f"{max(self.lock_timeout * 1000, 1):.0f}"
         link.deadline = time.monotonic() + max(self.timeout / 3, 1.0)  # time for another try
-        link.execute(_SETTINGS, (self.schema, limit, lock, normal))
+        try:
+            link.execute(_SETTINGS, (self.schema, limit, lock, normal))
+        except pg.UntranslatableCharacter as e:
+            raise InvalidRequest(
+                f"the database has no way to write the name of the schema {self.schema!r}"
+            ) from e
         if self.read_only:
             link.execute("SET default_transaction_read_only = on")
         link.deadline = None

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from holdfast.backends.base import Lease, Reader
+from holdfast.backends.base import Lease, Reader, Turnover
 from holdfast.backends.postgres_link import is_cut
-from holdfast.codec.records import MAX_SEQ, position
+from holdfast.codec.records import COPIED, FREED, MAX_SEQ, position, unseal_counter
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt
 
@@ -276,6 +276,11 @@ class PostgresReader(Reader):
             after,
             limit,
         )
+
+    def turnover(self) -> Turnover:
+        rows = self._scan("SELECT space, body FROM counters")
+        found = {s: unseal_counter(s, body) for s, body in rows if s in (FREED, COPIED)}
+        return Turnover(found.get(FREED, 0), found.get(COPIED, 0))
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         count = "SELECT count(*), coalesce(sum(length(body)), 0)::bigint FROM "

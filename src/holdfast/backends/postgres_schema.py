@@ -47,7 +47,8 @@ INDEXES = {
 _COMPRESSED = ("items", "blobs", "checkpoints", "operations", "journal")
 
 _FOUND = """SELECT c.relname FROM pg_catalog.pg_class c
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"""
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = ANY(%s)"""
 
 
 def lock_key(schema: str, purpose: str) -> str:
@@ -101,7 +102,8 @@ def prepare(link: Link, target: Target, *, create: bool) -> None:
 
 
 def _exists(link: Link, target: Target) -> bool:
-    found = {name for (name,) in link.execute(_FOUND, (target.schema,))}
+    ours = [*TABLES, *INDEXES]  # others' names may be of an encoding that nobody knows
+    found = {name for (name,) in link.execute(_FOUND, (target.schema, ours))}
     if "format" not in found:
         if found & TABLES.keys():
             lost = "; its table format is missing, or these are tables of something else"

@@ -25,6 +25,8 @@ _PAUSE = 0.02
 """Seconds between two notifications."""
 _QUIET = 1.0
 """Seconds in which nobody is told anything, because nobody listens."""
+_LASTING, _SELDOM = 5.0, 5.0
+"""Who was cut off after so many seconds listens again soon; who never could, so seldom."""
 _TICK = 0.2
 """Seconds in which a thread notices that it is not wanted any more."""
 
@@ -140,19 +142,25 @@ class Listener:
             self._seen[thread] = self._heard
 
     def _run(self) -> None:
+        pause = _TICK
         while not self._stopped:
+            began = time.monotonic()
             try:
-                link = self._target.connect()
+                self._attempt()
             except psycopg.Error as e:
                 logger.debug("cannot listen for news: %s", self._target.plain(e))
-                time.sleep(_TICK)
-                continue
-            try:
-                self._listen(link)
-            except psycopg.Error as e:
-                logger.debug("listening for news was cut short: %s", self._target.plain(e))
-            finally:
-                link.close()
+            # A standby takes connections, and lets nobody listen: who watches looks by himself.
+            lasted = time.monotonic() - began
+            pause = _TICK if lasted > _LASTING else min(2 * pause, _SELDOM)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped, pause)
+
+    def _attempt(self) -> None:
+        link = self._target.connect()
+        try:
+            self._listen(link)
+        finally:
+            link.close()
 
     def _listen(self, link: Link) -> None:
         link.execute(f"LISTEN {channel(self._target.schema)}")

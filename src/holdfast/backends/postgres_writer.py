@@ -1,4 +1,4 @@
-"""Writing to PostgreSQL: the statements of a commit and of gc.
+"""Writing to PostgreSQL: the statements of a commit.
 
 A commit is one statement. Its first part compares and swaps the head; the others write only if that
 did. Under READ COMMITTED the swap waits for whoever holds the head's row, then looks at it again.
@@ -21,7 +21,7 @@ from holdfast.errors import Corrupt, KeyTaken, SessionExists
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.backends.base import Change, Copied, Notes, Sweep, Trim
+    from holdfast.backends.base import Change, Copied, Notes
     from holdfast.backends.postgres_link import Link
     from holdfast.codec.streams import RowWrite
 
@@ -87,7 +87,7 @@ _END_SHARED = " SELECT 1 / ((SELECT count(*) FROM shared) = %s)::int FROM moved"
 _NAMES = {"sessions_pkey", "sessions_hash_key", "heads_pkey"}
 
 
-def _ints(numbers: Iterable[int]) -> list[Int8]:
+def ints(numbers: Iterable[int]) -> list[Int8]:
     return [Int8(n) for n in numbers]
 
 
@@ -185,8 +185,8 @@ class Statement:
             if notes.untombs:
                 self._add(_UNTOMBS, [position(session, q) for q in notes.untombs])
         if notes.facets or notes.unfacets:
-            facets = _facets(notes.facets)
-            self._facets(_UNFACETS, _facets(notes.unfacets) - facets)
+            facets = facet_hashes(notes.facets)
+            self._facets(_UNFACETS, facet_hashes(notes.unfacets) - facets)
             self._facets(_FACETS, facets)
         if notes.lease is not None:
             self._add(_LEASED, session, *notes.lease)
@@ -232,7 +232,7 @@ class Statement:
                       [i for _, _, i in order])  # fmt: skip
 
 
-def _facets(facets: Sequence[tuple[int, bytes, bytes]]) -> set[tuple[int, bytes, bytes]]:
+def facet_hashes(facets: Sequence[tuple[int, bytes, bytes]]) -> set[tuple[int, bytes, bytes]]:
     return {(kind, hash_of(value), id) for kind, value, id in facets}
 
 
@@ -321,8 +321,8 @@ _BURIED = "SELECT count(*) FROM tombs WHERE pos = ANY(%s)"
 def _check_there(link: Link, change: Change, notes: Notes) -> None:
     places = {position(*place) for place in notes.needs}
     alive = {position(s, seq) for s, seq in notes.needs if seq not in notes.untombs}
-    [(there,)] = link.execute(_THERE, (_ints(places),)).fetchall()
-    [(buried,)] = link.execute(_BURIED, (_ints(alive),)).fetchall()
+    [(there,)] = link.execute(_THERE, (ints(places),)).fetchall()
+    [(buried,)] = link.execute(_BURIED, (ints(alive),)).fetchall()
     if there < len(places) or buried:
         raise Gone
     if change.parent is not None:
@@ -361,89 +361,3 @@ def landed(link: Link, change: Change | Jot) -> bool | None:
         return is_there("operations WHERE pos = %s AND body = %s", pos, body)
     ours = is_there("heads WHERE session = %s AND body = %s", session, change.head)
     return True if ours else None
-
-
-# -- gc ------------------------------------------------------------------------------------------
-
-
-def lock_heads(link: Link, sweeps: Sequence[Sweep]) -> None:
-    """All sessions that several sweeps look at or write to."""
-    sessions = {s.session for s in sweeps}
-    for sweep in sweeps:
-        for session, _, ancestor, _ in sweep.gaps:
-            sessions.add(session)
-            if ancestor is not None:
-                sessions.add(ancestor >> SEQ_BITS)
-    link.execute(
-        "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
-        (_ints(sorted(sessions)),),
-    )
-
-
-def sweep(link: Link, sweep: Sweep) -> None:
-    session = sweep.session
-    if sweep.checkpoints:
-        going = _ints(position(session, seq) for seq, _ in sweep.checkpoints)
-        for table in ("checkpoints", "tombs", "gaps", "marks"):
-            link.execute(f"DELETE FROM {table} WHERE pos = ANY(%s)", (going,))  # noqa: S608
-    if sweep.keys:
-        link.execute(
-            "DELETE FROM keys WHERE session = %s AND hash = ANY(%s)",
-            (Int8(session), [hash_of(key) for key in sweep.keys]),
-        )
-    if sweep.facets:
-        facets = sorted(_facets(sweep.facets))
-        link.execute(
-            "DELETE FROM facets f USING unnest(%s, %s, %s) t (k, h, i) "
-            "WHERE f.kind = t.k AND f.hash = t.h AND f.id = t.i",
-            (_ints(k for k, _, _ in facets), [h for _, h, _ in facets], [i for _, _, i in facets]),
-        )
-    for other, seq, ancestor, body in sweep.gaps:
-        link.execute(
-            "INSERT INTO gaps VALUES (%s, %s, %s) ON CONFLICT (pos) "
-            "DO UPDATE SET ancestor = excluded.ancestor, body = excluded.body",
-            (Int8(position(other, seq)), None if ancestor is None else Int8(ancestor), body),
-        )
-    if sweep.journal:
-        low, high = Int8(position(session, 0)), Int8(position(session, sweep.journal))
-        link.execute("DELETE FROM journal WHERE pos >= %s AND pos < %s", (low, high))
-    if sweep.remove is not None:
-        low, high = Int8(position(session, 0)), Int8(position(session + 1, 0))
-        link.execute("DELETE FROM journal WHERE pos >= %s AND pos < %s", (low, high))
-        link.execute("DELETE FROM leases WHERE session = %s", (Int8(session),))
-        link.execute("DELETE FROM sessions WHERE num = %s", (Int8(session),))
-        link.execute("DELETE FROM heads WHERE session = %s", (Int8(session),))
-        link.execute("DELETE FROM operations WHERE pos >= %s AND pos < %s", (low, high))
-        link.execute("DELETE FROM gaps WHERE pos = %s", (low,))
-
-
-_UNCHANGED = """SELECT i.pos FROM items i JOIN unnest(%s, %s) t (pos, begins) ON i.pos = t.pos
-WHERE substring(i.body FOR length(t.begins)) = t.begins ORDER BY i.pos FOR UPDATE OF i"""
-_DEAD_BLOBS = """DELETE FROM blobs b USING unnest(%s, %s) t (digest, uses)
-WHERE b.digest = t.digest AND b.uses = t.uses"""
-
-
-def trim(link: Link, trim: Trim) -> int:
-    """Rows that go together go only if all are what they were, and are locked until they went."""
-    known = {pos: begin for rows, _ in trim.items for pos, begin in rows}
-    gone = 0
-    if known:
-        found = link.execute(_UNCHANGED, (_ints(known), [*known.values()])).fetchall()
-        there = {pos for (pos,) in found}
-        going: list[int] = []
-        instead: dict[int, bytes] = {}
-        for rows, new in trim.items:
-            if all(pos in there and known[pos] == begin for pos, begin in rows):
-                going += [pos for pos, _ in rows]
-                there.difference_update([pos for pos, _ in rows])
-                instead.update(new)
-        gone += link.execute("DELETE FROM items WHERE pos = ANY(%s)", (_ints(going),)).rowcount
-        if instead:
-            link.execute(
-                "INSERT INTO items SELECT * FROM unnest(%s, %s)",
-                (_ints(instead), [*instead.values()]),
-            )
-    if trim.blobs:
-        digests, uses = [d for d, _ in trim.blobs], _ints(u for _, u in trim.blobs)
-        gone += link.execute(_DEAD_BLOBS, (digests, uses)).rowcount
-    return gone

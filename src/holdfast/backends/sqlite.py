@@ -22,7 +22,7 @@ from holdfast.backends.group import Group, Member, finish_all
 from holdfast.backends.sqlite_checkpointer import Checkpointer
 from holdfast.backends.sqlite_indexes import reindex
 from holdfast.backends.sqlite_reader import SqliteReader
-from holdfast.codec.records import seal_counter, unseal_counter
+from holdfast.codec.records import FREED, seal_counter, unseal_counter
 from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
 from holdfast.logs import logger
 
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 
 
 _VACUUM_PAGES = 256
+_PATIENCE = 0.1
+"""Seconds until somebody who waits for readers looks again."""
+
+
+class _Visit:
+    """Somebody who reads."""
+
+    __slots__ = ("__weakref__",)
 
 
 class SqliteBackend(Backend):
@@ -58,7 +66,8 @@ class SqliteBackend(Backend):
         self._readers: list[apsw.Connection] = []
         self._watcher: apsw.Connection | None = None
         self._watchers = 0
-        self._reading = 0
+        self._reading: weakref.WeakSet[_Visit] = weakref.WeakSet()
+        """Who reads now. Weak: one that is interrupted on its way out is forgotten all the same."""
         self._closed = False
         files.check_library()
         with files.translated(path):
@@ -108,20 +117,24 @@ class SqliteBackend(Backend):
             raise InvalidRequest("the store is closed", hint="open it again")
         if self.read_only:
             raise Unavailable(f"the store {self.path} was opened read-only")
+        if self._writer is not None and self._writer.in_transaction:
+            # Whoever was about to roll this back was interrupted. What is written next must not
+            # become a part of it: it would be acknowledged, and never committed.
+            self._undo()
         if self._writer is None:
             self._open()
         return self._writer  # type: ignore[return-value]
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        healthy, connection = False, None
+        healthy, connection, visit = False, None, _Visit()
         try:
-            with self._lock:
-                if self._closed:
-                    raise InvalidRequest("the store is closed", hint="open it again")
-                self._reading += 1
-                connection = self._readers.pop() if self._readers else None
             try:
+                with self._lock:
+                    if self._closed:
+                        raise InvalidRequest("the store is closed", hint="open it again")
+                    self._reading.add(visit)
+                    connection = self._readers.pop() if self._readers else None
                 if connection is None:
                     connection = self._connect()
                 connection.execute("BEGIN")
@@ -132,7 +145,7 @@ class SqliteBackend(Backend):
                 healthy = True
             finally:
                 with self._lock:
-                    self._reading -= 1
+                    self._reading.discard(visit)
                     if connection is not None and (self._closed or not healthy):
                         connection.close()
                     elif connection is not None:
@@ -163,7 +176,7 @@ class SqliteBackend(Backend):
         """Without holding what they may need to get on: some write while they read."""
         with self._lock:
             while self._reading:
-                self._idle.wait()
+                self._idle.wait(_PATIENCE)
 
     def _release(self) -> None:
         """Close all connections, none of which is in use."""
@@ -188,7 +201,9 @@ class SqliteBackend(Backend):
 
     def _write_one(self, change: Change | Jot) -> None:
         try:
-            connection = self._writer or self._writing()
+            connection = self._writer
+            if connection is None or connection.in_transaction:
+                connection = self._writing()
             writer.write(connection, self._cursor, change)
         except BaseException:
             self._undo()
@@ -206,8 +221,8 @@ class SqliteBackend(Backend):
             except Exception as e:  # noqa: BLE001 - each on its own will tell whom it concerns
                 self._undo()
                 logger.debug("a group of %d commits failed: %s", len(members), e)
-            except BaseException:  # this thread is interrupted; the others are not
-                if len(outcomes) == len(members) and not self._writing().in_transaction:
+            except BaseException as e:  # this thread is interrupted; the others are not
+                if len(outcomes) == len(members) and self._is_committed(e):
                     finish_all(members, outcomes)
                 else:
                     self._undo()
@@ -218,6 +233,14 @@ class SqliteBackend(Backend):
                 member.finish()
             except Exception as e:  # noqa: BLE001 - raised in the thread whose change it is
                 member.finish(e)
+
+    def _is_committed(self, interrupt: BaseException) -> bool:
+        """Whether a transaction, all of which was written, had ended well before an interrupt.
+
+        It is over, too, where SQLite has rolled it back because the commit failed.
+        """
+        failed = isinstance(interrupt.__context__, apsw.Error)
+        return not failed and self._writer is not None and not self._writer.in_transaction
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -246,6 +269,7 @@ class SqliteBackend(Backend):
                 done.append(sweep.is_current(reader))
                 if done[-1]:
                     writer.sweep(self._cursor, sweep)
+            writer.turn(connection.execute, FREED)
             connection.execute("COMMIT")
             return done
 
@@ -307,8 +331,8 @@ class SqliteBackend(Backend):
         if connection is None:
             return
         try:
-            self._cursor.close(force=True)  # it may hold on to the error
-            self._cursor = connection.cursor()
+            old, self._cursor = self._cursor, connection.cursor()
+            old.close(force=True)  # it may hold on to the error
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except apsw.Error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import apsw
@@ -42,7 +43,8 @@ class Checkpointer:
         """Also in a forked child, where the thread is not."""
         self.lock = threading.Lock()
         """Held while it works, and by whoever must not be disturbed."""
-        self._wanted = threading.Event()
+        # Not an Event: its lock is Python's, and one who is interrupted in there leaves it locked.
+        self._wanted: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -59,18 +61,17 @@ class Checkpointer:
         if pages >= _TOO_MANY:
             with suppress(apsw.BusyError):
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        elif not self._wanted.is_set():
+        elif self._wanted.empty():
             if self._thread is None:
                 name = "holdfast checkpointer"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
                 self._thread = thread
-            self._wanted.set()
+            self._wanted.put(None)
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
+            self._wanted.get()
             with self.lock:
                 if self._stopped:
                     return
@@ -112,6 +113,6 @@ class Checkpointer:
     def stop(self) -> None:
         """Wait for what it does, and end it."""
         self._stopped = True
-        self._wanted.set()
+        self._wanted.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -68,6 +68,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {}
 # All before it can lose acknowledged commits when connections write and reset the WAL together.
 _OLDEST_SQLITE = (3, 51, 3)
 _BACK_OFF = (50e-6, 600e-6)
+_MARK = b"SQLite format 3\0"  # what a database begins with
+_OTHER = "is it the right file? if it was a store, put a backup back"
 
 
 @contextmanager
@@ -76,10 +78,9 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except apsw.NotADBError as e:
-        raise Corrupt(
-            f"{path} is not a store, or its first bytes are damaged",
-            hint="is it the right file? otherwise put a backup back",
-        ) from e
+        if not _begins_like_one(path):
+            raise UnsupportedFormat(f"{path} is not a store", hint=_OTHER) from e
+        raise Corrupt(f"the first bytes of the store {path} are damaged", hint=_OTHER) from e
     except (apsw.CorruptError, apsw.FormatError) as e:
         raise Corrupt(f"the store {path} is damaged: {e}") from e
     except (UnicodeDecodeError, OverflowError) as e:  # a column's type was damaged
@@ -101,6 +102,21 @@ def translated(path: Path) -> Iterator[None]:
         if isinstance(e, apsw.SQLError):
             raise Corrupt(f"the store {path} is damaged: {e}") from e
         raise Unavailable(f"the store {path} failed: {e}") from e
+
+
+def _begins_like_one(path: Path) -> bool:
+    """Whether so much of SQLite's mark is in its place that this is a database with damage."""
+    try:
+        # By SQLite: if we closed a file that it has open, all its locks on that would be gone.
+        flags = apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY
+        file = apsw.VFSFile("", str(path.absolute()), [flags, 0])
+        try:
+            found = file.xRead(len(_MARK), 0)
+        finally:
+            file.xClose()
+    except (apsw.Error, OSError):
+        return True  # nobody can tell, and damage is the graver of the two
+    return sum(a == b for a, b in zip(found, _MARK, strict=False)) >= len(_MARK) // 2
 
 
 def check_library() -> None:
@@ -244,7 +260,12 @@ def check_schema(connection: apsw.Connection, path: Path) -> int:
     version: int = connection.execute("PRAGMA user_version").get
     if application != APPLICATION_ID:
         if os.path.getsize(path) == 0:
-            raise Corrupt(f"{path} is an empty file, not a store", hint="remove it to start anew")
+            raise UnsupportedFormat(
+                f"{path} is an empty file, not a store",
+                hint="remove it to start anew; if it was a store, put a backup back",
+            )
+        if not _begins_like_one(path):  # a single byte is for SQLite as good as none
+            raise UnsupportedFormat(f"{path} is not a store", hint=_OTHER)
         raise UnsupportedFormat(
             f"{path} is a SQLite database, but no holdfast store", hint="choose another path"
         )

@@ -10,8 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast import clock
 from holdfast.backends import sqlite_file as files
-from holdfast.backends.base import Lease, Reader
-from holdfast.codec.records import MAX_SEQ, position
+from holdfast.backends.base import Lease, Reader, Turnover
+from holdfast.codec.records import COPIED, FREED, MAX_SEQ, position, unseal_counter
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt
 
@@ -303,6 +303,14 @@ class SqliteReader(Reader):
         )
         _check_order([after, *[num for num, _, _, _ in rows]])
         return rows
+
+    def turnover(self) -> Turnover:
+        found = {
+            space: unseal_counter(space, body)
+            for space, body in self._all("SELECT space, body FROM counters")
+            if space in (FREED, COPIED)
+        }
+        return Turnover(found.get(FREED, 0), found.get(COPIED, 0))
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         count = "SELECT count(*), ifnull(sum(length(body)), 0) FROM "

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from holdfast import clock
-from holdfast.backends.base import Gone, Jot, Moved
+from holdfast.backends.base import Gone, Jot, Moved, Turnover
 from holdfast.backends.sqlite_reader import name_hash
-from holdfast.codec.records import SEQ_BITS, position
+from holdfast.codec.records import (
+    COPIED,
+    FREED,
+    SEQ_BITS,
+    position,
+    seal_counter,
+    unseal_counter,
+)
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt, KeyTaken, SessionExists
 
@@ -230,6 +237,9 @@ def _write_notes(
     checkpoint: tuple[int, bytes, bytes] | None,
 ) -> None:
     _check_there(connection, execute, notes)
+    if notes.copied is not None:
+        _check_turn(execute, FREED, notes.copied.freed)
+        turn(execute, COPIED)
     if notes.rename is not None:
         _rename(execute, session, *notes.rename)
     if notes.key is not None and checkpoint is not None:
@@ -270,7 +280,10 @@ def _write_notes(
 
 def _write_copied(execute: Any, session: int, copied: Copied) -> None:
     for seq, id, body in copied.checkpoints:
-        execute(_CHECKPOINT, (position(session, seq), id, body))
+        try:
+            execute(_CHECKPOINT, (position(session, seq), id, body))
+        except apsw.ConstraintError as e:
+            raise _taken() from e
     for number, body in copied.operations:
         where = position(session, number)
         execute("INSERT OR REPLACE INTO operations VALUES (?, ?)", (where, body))
@@ -280,6 +293,18 @@ def _write_copied(execute: Any, session: int, copied: Copied) -> None:
     for number, body in copied.journal:
         where = position(session, number)
         execute("INSERT OR REPLACE INTO journal VALUES (?, ?)", (where, body))
+
+
+def turn(execute: Any, space: str) -> None:
+    """Say that something was freed or copied."""
+    new = seal_counter(space, Turnover.new())
+    execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (space, new))
+
+
+def _check_turn(execute: Any, space: str, expected: int) -> None:
+    found = execute("SELECT body FROM counters WHERE space = ?", (space,)).fetchall()
+    if expected != (unseal_counter(space, found[0][0]) if found else 0):
+        raise Gone
 
 
 _RENEW = "UPDATE leases SET boot = ?, since = ? WHERE session = ? AND token = ?"
@@ -365,6 +390,8 @@ _DEAD = "DELETE FROM items WHERE pos = ? AND substr(body, 1, ?) = ?"
 def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:
     execute = cursor.execute
     execute(_BEGIN)
+    _check_turn(execute, COPIED, trim.copied)
+    turn(execute, FREED)
     gone = 0
     for rows, instead in trim.items:
         execute("SAVEPOINT together")

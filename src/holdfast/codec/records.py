@@ -424,16 +424,19 @@ def unseal_entry(session: int, number: int, body: bytes) -> dict[str, Any]:
 
 
 SPACES = ("session", "stream")
+FREED, COPIED = "freed", "copied"
+_COUNTED = (*SPACES, FREED, COPIED)
 
 
 def seal_counter(space: str, after: int) -> bytes:
-    """The next number of a space that nobody has got yet."""
-    return rows.seal(rows.COUNTER, SPACES.index(space), ormsgpack.packb([after]), level=rows.PLAIN)
+    """The next number of a space that nobody has got yet; see `Turnover` for the other two."""
+    where = _COUNTED.index(space)
+    return rows.seal(rows.COUNTER, where, ormsgpack.packb([after]), level=rows.PLAIN)
 
 
 def unseal_counter(space: str, body: bytes) -> int:
     what = f"the counter of {space}s"
-    _, payload = rows.unseal(rows.COUNTER, SPACES.index(space), body, what)
+    _, payload = rows.unseal(rows.COUNTER, _COUNTED.index(space), body, what)
     after = _unpack(payload, 1, what)[0]
     if type(after) is not int or after < 1:
         raise Corrupt(f"{what} does not decode")

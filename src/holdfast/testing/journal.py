@@ -89,7 +89,8 @@ class JournalContract:
         backend.compact()
         with backend.reader() as reader:
             equal(reader.journal(number, 0, 9), known[2:])
-        copied = Copied(journal=[(5, b"e"), (6, b"f")])
+        with backend.reader() as reader:
+            copied = Copied(reader.turnover().freed, journal=[(5, b"e"), (6, b"f")])
         backend.commit(Change(number, b"h3", b"h4", notes=Notes(copied=copied)))
         backend.jot(Jot(number, b"two", 7, [b"g"]))
         with backend.reader() as reader:

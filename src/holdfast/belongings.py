@@ -1,0 +1,182 @@
+"""What a session has besides its checkpoints, on its way to another store."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from holdfast import lineage
+from holdfast.backends.base import Copied, Notes
+from holdfast.codec import records
+from holdfast.codec.records import MAX_SEQ, Head, position
+from holdfast.errors import UNREADABLE, Conflict
+from holdfast.leases import Held
+from holdfast.live import Spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from holdfast.backends.base import Reader
+    from holdfast.codec.records import Row
+
+_PAGE = 1_000
+
+
+class Besides:
+    """Of the session `number` here, which is `here` in the other store."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        there: Reader,
+        place: Callable[[int | None], int | None],
+        number: int,
+        here: int,
+    ) -> None:
+        self._reader, self._there, self._place = reader, there, place
+        self._number, self._here = number, here
+
+    def notes(self, found: dict[int, Row], kept: Collection[int], head: Head, freed: int) -> Notes:
+        """What the other store lacks, which has the checkpoints `kept` and gets all of `found`."""
+        reader, there, number, here = self._reader, self._there, self._number, self._here
+        notes = Notes()
+        name, row = reader.session_by_number(number) or (b"", b"")
+        where = self._place(records.unseal_session(number, name, row).origin)
+        if where is not None:
+            notes.origin = lineage.place_at(where)
+        facets: list[tuple[int, bytes, bytes]] = []
+        keys: list[tuple[bytes, int]] = []
+        for seq, each in found.items():
+            r = each.record
+            facets += records.facets(r.id, r.extra)
+            facets += records.session_facets(here, r.extra)
+            key = records.encode_name(r.extra["key"]) if "key" in r.extra else None
+            if key is not None and reader.find_key(number, key) == seq:
+                keys.append((key, seq))
+        self._marks(notes, found, facets)
+        notes.facets = [f for f in dict.fromkeys(facets) if not _has_facet(there, f)]
+        notes.keys = [(key, seq) for key, seq in keys if there.find_key(here, key) != seq]
+        self._buried(notes)
+        operations = dict(there.operations(here, 1, MAX_SEQ))
+        notes.copied = Copied(
+            freed,
+            operations=[
+                (n, body)
+                for n, body in self.operations(head.operations)
+                if operations.get(n) != body
+            ],
+            gaps=self._gaps(found, kept),
+            journal=self._entries(),
+        )
+        lease = reader.lease(number)
+        if lease is not None and there.lease(here) is None:
+            # A run goes on here, if at all; a journal without a lease would be damage.
+            notes.lease = (b"", Held.read(lease)._replace(open=False).seal(here))
+        return notes
+
+    def check_unchanged(self) -> None:
+        """Conflict if the session was changed in the other store: whatever was done there (a tag, a
+        rewind, a deletion) is in the log of its operations, which can only be shorter than ours.
+        """
+        ours = dict(self.operations(MAX_SEQ))
+        for n, body in self._there.operations(self._here, 1, MAX_SEQ):
+            if ours.get(n) != body:
+                with suppress(*UNREADABLE):  # one that is damaged there is written anew
+                    records.unseal_operation(self._here, n, body)
+                    raise Conflict("the session was changed in the other store")
+
+    def operations(self, most: int) -> Iterator[tuple[int, bytes]]:
+        for n, body in self._reader.operations(self._number, 1, most):
+            kind, created, last, details = records.unseal_operation(self._number, n, body)
+            yield n, records.seal_operation(self._here, n, kind, created, last, details)
+
+    def _marks(
+        self, notes: Notes, found: dict[int, Row], facets: list[tuple[int, bytes, bytes]]
+    ) -> None:
+        number, here = self._number, self._here
+        marks, before = [], {m[:3]: m[3] for m in self._there.marks(here, 1, MAX_SEQ)}
+        for seq, kind, value, body in self._reader.marks(number, 1, MAX_SEQ):
+            order = records.unseal_mark(position(number, seq), kind, value, body)
+            marks.append(
+                (seq, kind, value, records.seal_mark(position(here, seq), kind, value, order))
+            )
+            if seq in found:
+                facets.append((kind, value, found[seq].record.id))
+        known = {mark[:3] for mark in marks}
+        notes.marks = [mark for mark in marks if before.get(mark[:3]) != mark[3]]
+        notes.unmarks = [mark for mark in before if mark not in known]
+        notes.unfacets = [
+            (kind, value, found[seq].record.id)
+            for seq, kind, value in notes.unmarks
+            if seq in found
+        ]
+
+    def _buried(self, notes: Notes) -> None:
+        buried = dict(self._there.tombs(self._here, 1, MAX_SEQ))
+        tombs = []
+        for seq, body in self._reader.tombs(self._number, 1, MAX_SEQ):
+            tomb = records.unseal_tomb(self._number, seq, body)
+            tombs.append((seq, records.seal_tomb(self._here, seq, tomb)))
+        notes.tombs = [(seq, body) for seq, body in tombs if buried.get(seq) != body]
+        notes.untombs = [seq for seq in buried if seq not in dict(tombs)]
+
+    def _entries(self) -> list[tuple[int, bytes]]:
+        """What the other store lacks of the journal."""
+        out: list[tuple[int, bytes]] = []
+        first = self._there.last_entry(self._here) + 1
+        while page := self._reader.journal(self._number, first, _PAGE):
+            for n, body in page:
+                encoded = records.open_entry(self._number, n, body)
+                out.append((n, records.seal_entry(self._here, n, encoded)))
+            first = page[-1][0] + 1
+        return out
+
+    def _gaps(
+        self, found: dict[int, Row], kept: Collection[int]
+    ) -> list[tuple[int, int | None, bytes]]:
+        """What is known of those that are gone; the other store may have them still."""
+        number, here = self._number, self._here
+        out: list[tuple[int, int | None, bytes]] = []
+        known = dict(self._there.gaps(here, 0, MAX_SEQ))
+        freed = Spans()
+        for low, high in [*lineage.freed(self._reader, number), *lineage.freed(self._there, here)]:
+            freed.add(low, high)
+        if freed.all():
+            rest = freed.without({*found, *kept})
+            out.append((0, None, records.seal_freed(here, rest)))
+        for seq, body in self._reader.gaps(number, 1, MAX_SEQ):
+            gap = records.unseal_gap(number, seq, body)
+            if not self._has_parent(found[seq]):
+                gap = gap._replace(ancestor=self._place(gap.ancestor))
+                out.append((seq, gap.ancestor, records.seal_gap(here, seq, gap)))
+        return [gap for gap in out if known.get(gap[0]) != gap[2]]
+
+    def _has_parent(self, row: Row) -> bool:
+        """Whether the other store has kept the parent of a checkpoint."""
+        r, here = row.record, self._here
+        if r.parent_seq is None:
+            return False
+        place = lineage.Place(here, r.parent_seq)
+        if "origin" in r.extra:
+            known = self._there.session_by_number(here)
+            where = records.unseal_session(here, *known).origin if known else None
+            if where is None:
+                return False
+            place = lineage.place_at(where)
+        kept = self._there.checkpoint(*place)
+        return kept is not None and kept[0] == r.parent
+
+
+def says_anything(notes: Notes) -> bool:
+    copied = notes.copied or Copied(0)
+    return any(
+        (
+            notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,
+            copied.operations, copied.gaps, copied.journal, notes.lease,
+        )
+    )  # fmt: skip
+
+
+def _has_facet(reader: Reader, facet: tuple[int, bytes, bytes]) -> bool:
+    kind, value, id = facet
+    return reader.find_facets(kind, value, id, id + b"\0", 1) == [id]
