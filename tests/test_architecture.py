@@ -22,6 +22,7 @@ LAYERS = [
     {
         "archive",
         "blame",
+        "belongings",
         "cargo",
         "collect",
         "compare",

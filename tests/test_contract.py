@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
+from holdfast.backends import sqlite_writer
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.postgres import PostgresBackend
@@ -72,3 +74,14 @@ class TestPostgresBackend(InPostgres, BackendContract):
 class TestPostgresStore(InPostgres, StoreContract):
     def open_store(self, folder: Path) -> holdfast.Store:
         return holdfast.open(postgres.server_url(), create=True, schema=self.schema)
+
+
+@pytest.mark.parametrize("part", ["blobs", "notes"])
+def test_mutant_that_forgets_a_part_of_a_change(part: str, tmp_path: Path, mutant: Any) -> None:
+    def forgetful(connection: Any, cursor: Any, change: Any) -> bool:
+        return real(connection, cursor, replace(change, **{part: None}))
+
+    real = sqlite_writer._write_at_once
+    mutant(sqlite_writer, "_write_at_once", forgetful)
+    with pytest.raises(AssertionError):
+        TestSqliteBackend().test_every_part_of_a_change(tmp_path)

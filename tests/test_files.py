@@ -1,20 +1,30 @@
 """Stores of plain files: their names, their locks, and what becomes of them behind our back."""
 
+import errno
 import json
 import os
+import random
 import re
 import shutil
 import threading
 import unicodedata
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import holdfast
-from holdfast.backends import disk, files_catalog, files_ledger, files_writer
+from holdfast.backends import (
+    disk,
+    files_catalog,
+    files_ledger,
+    files_runs,
+    files_text,
+    files_writer,
+)
 from holdfast.backends.files import FilesBackend
-from holdfast.errors import Corrupt, HeadMoved
+from holdfast.errors import Corrupt, HeadMoved, Unavailable
 
 from . import filestore
 from .faults import processes
@@ -128,7 +138,10 @@ def test_nobody_else_may_look(path, umask):
             filled(store)
             store.session("s").save({"big": "x" * 9000}, label="l")
             store.session("t").save({})
-            store.session("t").delete()
+            filled(store, "u")
+            store.session("u").fork("v")
+            for gone in ("t", "u"):
+                store.session(gone).delete()
             store.gc()
             store.backup(path.parent / "copy")
 
@@ -180,6 +193,155 @@ def test_a_copy_of_a_session_is_not_taken_for_it(path, opened):
     shutil.rmtree(path / "sessions" / "a copy")
     store.gc()
     assert store.verify(read_data=True).ok
+
+
+@pytest.fixture
+def brought(path, opened):
+    """A session of another store, which has a stream of the same number as one of ours."""
+    with holdfast.open(f"files:{path.parent}/other", durability="normal") as other:
+        other.session("first").save({})
+        theirs = {"log": [f"theirs {n} {ITEM}" for n in range(20)]}
+        other.session("theirs").save(theirs)
+    ours = {"more": [f"x{n} {ITEM}" for n in range(20)], "log": [f"{n} {ITEM}" for n in range(20)]}
+    opened().session("s").save(ours)
+    there = path.parent / "other" / "sessions" / "theirs"
+    streams = path / "sessions" / "s" / "streams"
+    assert {file.name for file in (there / "streams").iterdir()} & {*os.listdir(streams)}
+
+    def bring():
+        shutil.copytree(there, path / "sessions" / "theirs")
+
+    return bring, ours, theirs
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_session_of_another_store_is_never_taken_for_ours(path, opened, brought, opened_before):
+    bring, ours, theirs = brought
+    store = opened()
+    if opened_before:
+        assert store.session("s").load() == ours
+    bring()
+    if not opened_before:
+        store = opened()
+    for name in ("theirs", "s"):
+        with pytest.raises(Corrupt, match=r"sessions/s/streams/.* and in .*sessions/theirs/"):
+            store.session(name).load()
+    assert any("and in" in problem.what for problem in store.verify().problems)
+    for act in (store.gc, store.repair):
+        with pytest.raises(Corrupt, match="and in"):
+            act()
+    store.session("s").append("log", "ours")
+    store.session("theirs").append("log", "theirs")
+    store.backup(path.parent / "copy")
+    for root in (path, path.parent / "copy"):
+        moved = root.parent / f"away {root.name}"
+        (root / "sessions" / "theirs").rename(moved)
+        with holdfast.open(f"files:{root}") as alone:
+            assert alone.session("s").load() == {**ours, "log": [*ours["log"], "ours"]}
+            assert alone.verify(read_data=True).ok
+        [items] = (moved / "streams").iterdir()
+        assert len(filestore.lines(items)) == len(theirs["log"]) + 1
+
+
+@pytest.mark.parametrize("place", [
+    "version", "locks/turns", "locks/names", "locks/counters", "locks/blobs", "sessions/s/head",
+    "sessions/s/journal", "sessions/s/journal.jsonl", "sessions/s/lease", "sessions/s/lease.new",
+    "sessions/s/lock", "sessions/s/log.jsonl", "sessions/s/streams/2.jsonl",
+    "sessions/s/checkpoints/000007.json", "counters.json",
+])  # fmt: skip
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_written_to_where_a_link_leads(path, opened, caplog, place, there):
+    """It may be anybody's file."""
+
+    def work(step):
+        with opened().session("s").run() as run:
+            run.step(step, int)
+
+    filled(opened())
+    work("one")
+    link, victim = path / place, path.parent / "mine"
+    kept = link.read_bytes() if link.exists() else b"mine"
+    if there:
+        victim.write_bytes(kept)
+        victim.chmod(0o644)
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    failed = []
+    for act in (
+        lambda: work("first"),
+        lambda: opened().session("s").append("log", ITEM),
+        lambda: opened().session("s").save({"big": ["x" * 9000]}),
+        lambda: opened().session("new").save({}),
+        lambda: work("two"),
+        lambda: opened().gc(),
+    ):
+        try:
+            act()
+        except holdfast.HoldfastError as e:
+            failed.append(e)
+    if there:
+        assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (kept, 0o644)
+    else:
+        assert not victim.exists()
+    assert failed or "not written" in caplog.text or not link.is_symlink() or "lease" in place
+
+
+def test_names_that_only_look_like_numbers(path, opened):
+    known = filled(opened())
+    folder = path / "sessions" / "s"
+    (folder / "streams" / "²2.jsonl").write_text("")
+    (folder / "checkpoints" / "²2.json").write_text("{}")
+    log = folder / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'{"n":2,', b'{"m":2,'))  # so that all are looked at
+    store = opened()
+    store.verify(read_data=True)
+    store.repair()
+    store.gc()
+    loads(store, known)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_link_to_a_folder_keeps_gc_from_nothing(path, opened, inside):
+    store = opened()
+    known = filled(store)
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    if inside:
+        (elsewhere / "streams").mkdir()
+    (path / "sessions" / "link").symlink_to(elsewhere)
+    filled(store, "gone")
+    store.session("gone").delete()
+    store.gc()
+    assert not (path / "sessions" / "gone").exists()
+    assert (path / "sessions" / "link").is_symlink()
+    assert elsewhere.is_dir()
+    loads(opened(), known)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_can_only_be_read(path, opened, monkeypatch, locks):
+    """As on a disk that is mounted so. Locks may be missing: copies may lack what is empty."""
+    known = filled(opened())
+    if not locks:
+        shutil.rmtree(path / "locks")
+    real = os.open
+
+    def sealed(file, flags, *args, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(file).startswith(f"{path}/"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), file)
+        return real(file, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", sealed)
+    store = opened(read_only=True)
+    loads(store, known)
+    assert [info.name for info in store.sessions()] == ["s"]
+    assert store.verify(read_data=True).ok
+    assert store.stats()
+    store.backup(path.parent / "copy")
+    with holdfast.open("memory:") as other:
+        assert other.import_(path).sessions == 1
+    with pytest.raises(Unavailable):
+        opened().session("s").save({})
 
 
 def test_folders_that_are_empty_need_not_be_copied(path, opened):
@@ -362,6 +524,19 @@ def test_names_that_a_killed_process_has_made_become_durable(path, opened, monke
     assert not {folder, folder / "streams", path / "blobs"} & set(synced)
 
 
+def test_what_a_failed_attempt_has_left_is_replaced_and_not_overwritten(path, opened):
+    """A checkpoint whose line was taken back may be open in somebody's hands."""
+    session = opened().session("s")
+    session.save({"log": ["one"]})
+    left = path / "sessions" / "s" / "checkpoints" / "000002.json"
+    left.write_text("of an attempt that failed, and longer than what comes in its place" * 99)
+    with left.open() as reading:
+        session.save({"log": ["two"]})
+        assert "attempt" in reading.read()
+    assert opened().session("s").load() == {"log": ["two"]}
+    assert sorted(file.name for file in left.parent.iterdir()) == ["000001.json", "000002.json"]
+
+
 def test_hints_that_cannot_be_written_fail_no_save(path, opened):
     store = opened()
     known = filled(store)
@@ -469,6 +644,71 @@ def test_a_damaged_number_of_an_item_hides_no_others(path, opened, number):
         loads(opened(), known)
 
 
+HUGE = 10**15
+RESTS: list[dict[str, Any]] = [
+    {"n": HUGE}, {"n": 10**17}, {"n": 10**18}, {"n": 5, "dropped": [[1, HUGE]]},
+    {"n": 5, "dropped": [[0, 1], [HUGE, 2 * HUGE], [3, HUGE]]}, {"n": 5, "dropped": [[-HUGE, 9]]},
+    {"n": 5, "dropped": [[1, 1e300]]}, {"n": 5, "dropped": 7}, {"n": 5, "checkpoint": ["../x", ""]},
+    {"n": 5, "streams": [["x", 1]]}, {"n": 5, "streams": [[1, None]]}, {"n": 5, "journal": HUGE},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rest", RESTS, ids=str)
+def test_made_up_numbers_of_a_log_cost_no_memory(path, opened, rest):
+    known = filled(opened())
+    log = path / "sessions" / "s" / "log.jsonl"
+    with log.open("ab") as file:
+        file.write(files_text.seal_line(rest["n"], rest))
+    (path / "sessions" / "s" / "head").write_bytes(files_ledger.hint(HUGE))
+    store = opened()
+    store.verify()
+    store.repair()
+    loads(store, known)
+    known[store.session("s").append("log", f"23 {ITEM}").id] = 24
+    loads(opened(), known)
+    store.gc()
+    loads(opened(), known)
+
+
+def test_after_the_last_number_no_line_is_acknowledged(path, opened):
+    known = filled(opened())
+    with (path / "sessions" / "s" / "log.jsonl").open("ab") as file:
+        file.write(files_text.seal_line(10**18 - 1, {"n": 10**18 - 1}))
+    with pytest.raises(Corrupt, match="no line can come"):
+        opened().session("s").append("log", ITEM)
+    loads(opened(), known)
+
+
+@pytest.mark.parametrize("rest", [
+    {"n": HUGE, "entries": []}, {"n": HUGE, "entries": [[]]}, {"n": 9}, {"n": 9, "entries": 7},
+], ids=str)  # fmt: skip
+def test_made_up_numbers_of_a_journal_cost_no_memory(path, opened, rest):
+    store = opened()
+    with store.session("s").run() as run:
+        run.step("one", int)
+    folder = path / "sessions" / "s"
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(files_text.seal_line(rest["n"], rest))
+    (folder / "journal").write_bytes(files_ledger.hint(HUGE))
+    store = opened()
+    assert not store.verify().ok
+    assert store.stats()
+    with pytest.raises(Corrupt):
+        list(store.session("s").pending())
+
+
+def test_runs_of_numbers():
+    draw = random.Random(7)
+    for _ in range(300):
+        runs, others = [
+            [(low := draw.randrange(20), low + draw.randrange(6)) for _ in range(draw.randrange(5))]
+            for _ in range(2)
+        ]
+        left = [n for low, end in files_runs.outside(runs, others) for n in range(low, end)]
+        gone = {n for low, end in others for n in range(low, end)}
+        assert left == [n for low, end in runs for n in range(low, end) if n not in gone]
+
+
 def test_a_damaged_hint_harms_nothing(path, opened):
     store = opened()
     known = filled(store)
@@ -483,6 +723,58 @@ def test_a_damaged_hint_harms_nothing(path, opened):
         store = opened()
         loads(store, known)
         assert store.verify(read_data=True).ok
+
+
+def test_line_ends_that_a_tool_has_converted(path, opened):
+    """As git does where core.autocrlf is set."""
+    store = opened()
+    known = filled(store)
+    session = store.session("s")
+    for n in range(9):
+        session.tag(session.save({"big": ["x" * 9000], "n": n}).id, f"t{n}")
+    with session.run() as run:
+        run.step("one", int)
+    store.close()
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    store = opened()
+    assert [info.name for info in store.sessions()] == ["s"]
+    assert store.verify(read_data=True).ok
+    loads(store, known)
+    session = store.session("s")
+    assert session.get("tag:t8").seq == 13
+    for n in range(8):
+        session.delete(f"tag:t{n}")
+    session.rewind(max(known))
+    known[session.append("log", f"23 {ITEM}").id] = 24
+    with session.run() as run:
+        run.step("two", int)
+    store.gc()
+    store = opened()
+    loads(store, known)
+    assert store.verify(read_data=True).ok
+    assert len(list(store.session("s").pending())) == 0
+    store.session("new").save({})
+
+
+def test_a_session_that_cannot_be_told_is_not_begun_anew(path, opened):
+    filled(opened())
+    folder = path / "sessions" / "s"
+    for name in ("log.jsonl", "session.json"):
+        (folder / name).rename(path.parent / name)
+    for act in (
+        lambda store: store.session("s").save({}),
+        lambda store: store.session("s").load(),
+        lambda store: store.session("s").exists(),
+        lambda store: store.session("other").fork("s"),
+    ):
+        store = opened()
+        store.session("other").save({})
+        with pytest.raises(Corrupt, match="sessions/s has checkpoints"):
+            act(store)
+    (path.parent / "log.jsonl").rename(folder / "log.jsonl")
+    assert len(opened().session("s").load()["log"]) == 23
 
 
 def test_a_damaged_identity_is_told_and_asked_of_the_log(path, opened):

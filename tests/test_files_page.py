@@ -27,7 +27,7 @@ def state(n: int) -> dict[str, Any]:
 
 
 @pytest.mark.tools("jq")
-@pytest.mark.parametrize("name", ["trip-42", "fork"])
+@pytest.mark.parametrize("name", ["trip-42", "fork", "it's a trip"])
 def test_jq_gives_the_state(tmp_path: Path, name: str) -> None:
     with holdfast.open(f"files:{tmp_path / 'agents'}") as store:
         session = store.session("trip-42")
@@ -39,6 +39,9 @@ def test_jq_gives_the_state(tmp_path: Path, name: str) -> None:
         edited["messages"][3]["content"] = "edited"
         fork.save(edited)
         fork.append("messages", {"role": "user", "content": "more"})
+        another = store.session("it's a trip")
+        for n in range(5, 2, -1):
+            another.save(state(n))
         want = store.session(name).load()
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     script = blocks[-1].replace("trip-42", name).replace("/tmp/", f"{tmp_path}/")

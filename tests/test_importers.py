@@ -842,6 +842,19 @@ def test_file_names_of_any_bytes(store: holdfast.Store, root: Path, format: Form
     assert tree(store)[1].meta["imported"]["where"].endswith("cp_\\udcff\\udcfe*[.json")
 
 
+@every_format
+def test_file_names_that_look_alike(store: holdfast.Store, root: Path, format: Format) -> None:
+    """Of which one has a byte that is shown as the other spells it out."""
+    paths = format.fill(root, 2)
+    for path, name in zip(paths, (b"cp_\\udcff.json", b"cp_\xff.json"), strict=True):
+        os.rename(path, os.fsencode(paths[0].parent) + b"/" + name)
+    assert format.bring(store, root).checkpoints == 2
+    assert {c.meta["imported"]["where"] for c in tree(store)} == {
+        f"{paths[0].parent.relative_to(root)}/cp_\\udcff.json".removeprefix("./")
+    }
+    assert format.bring(store, root).known == 2
+
+
 # -- S0 ------------------------------------------------------------------------------------------
 
 
@@ -1540,13 +1553,29 @@ ROWS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def loose_db(path: Path) -> apsw.Connection:
+def loose_db(path: Path, more: str = "") -> apsw.Connection:
     """Without the constraints that keep wrong types out."""
     connection = apsw.Connection(str(path))
-    connection.execute(
-        "CREATE TABLE checkpoints (id, agent_id, iteration, conversation, metadata, created_at)"
-    )
+    connection.execute(f"CREATE TABLE checkpoints ({', '.join(COLUMNS)}{more})")
     return connection
+
+
+@pytest.mark.parametrize("more", ["rowid TEXT", "RowId, _rowid_ DEFAULT 'x'", "oid AS (id)"])
+def test_s3_columns_called_as_the_number_of_a_row_is(
+    store: holdfast.Store, db: Path, more: str
+) -> None:
+    writer = loose_db(db, f", {more}")
+    insert = f"INSERT INTO checkpoints ({', '.join(COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?)"
+    for n in range(3):
+        writer.execute(insert, (str(n), "a", n, b"{}", "{}", n))
+    writer.close()
+    assert bring(store, db) == Imported(1, 3, 0, (), ())
+
+
+def test_s3_rows_that_have_no_number(store: holdfast.Store, db: Path) -> None:
+    writer = loose_db(db, ", rowid, _rowid_, oid")
+    writer.close()
+    assert "the number of a row is missing" in why(bring(store, db, "s3"), "agents.db")
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())

@@ -104,11 +104,19 @@ def test_a_schema_of_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("options", [
     {"schema": ""}, {"schema": "x" * 64}, {"schema": "a\0b"}, {"schema": 7}, {"schema": "pg_own"},
-    {"pool_size": 0}, {"pool_size": "8"},
+    {"schema": "a\ud800"}, {"pool_size": 0}, {"pool_size": "8"},
 ])  # fmt: skip
 def test_options_that_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         holdfast.open(postgres.server_url(), create=True, **options)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), -1, 1e12, "5", None])
+def test_waits_that_are_refused(timeout: Any, tmp_path: Any) -> None:
+    for url in (postgres.server_url(), f"files:{tmp_path}/s", tmp_path / "store.db", "memory:"):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            holdfast.open(url, create=True, timeout=timeout)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("option", [{"schema": "s"}, {"pool_size": 3}])
@@ -242,37 +250,6 @@ def test_a_held_lock_ends_in_an_error(schema: str, url: str, store: holdfast.Sto
             with pytest.raises(Unavailable, match="locked"):
                 session.save({"n": 1})
         assert session.save({"n": 1}).step == 2
-
-
-def test_a_missing_right_is_told(store: holdfast.Store, schema: str, url: str) -> None:
-    """A role needs the schema and the rows of its tables, and no more."""
-    role = f"role {os.urandom(4).hex()}"
-    names = {"role": sql.Identifier(role), "schema": sql.Identifier(schema)}
-    with postgres.admin() as link:
-        try:
-            link.execute(sql.SQL("CREATE ROLE {role} LOGIN").format(**names))
-            link.execute(sql.SQL("GRANT USAGE ON SCHEMA {schema} TO {role}").format(**names))
-            link.execute(
-                sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}").format(**names)
-            )
-            mine = url.replace("postgres@", f"{quote(role)}@")
-            with holdfast.open(mine) as other, pytest.raises(Unavailable, match="permi"):
-                other.session("s").save({})
-            link.execute(
-                sql.SQL(
-                    "GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
-                ).format(**names)
-            )
-            with holdfast.open(mine) as other:
-                session = other.session("s")
-                session.save({"big": "x" * 9000})
-                session.save({}, label="l", tags=["t"], key="k")
-                session.fork("f")
-                session.delete("@~1")
-                other.gc()
-                assert other.verify().ok
-        finally:
-            link.execute(sql.SQL("DROP OWNED BY {role}; DROP ROLE {role}").format(**names))
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -650,6 +627,30 @@ def test_many_commits_are_few_notifications(
     heard.clear()
     time.sleep(3 * postgres_signals._TICK)
     assert heard == []  # nothing was committed since
+
+
+def test_who_may_not_listen_does_not_ask_all_the_time(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a standby: it takes connections, and lets nobody listen. Watching works without."""
+    asked: list[float] = []
+
+    def refused(self: postgres_signals.Listener, link: Link) -> None:
+        asked.append(time.monotonic())
+        raise psycopg.errors.ReadOnlySqlTransaction("cannot execute LISTEN during recovery")
+
+    monkeypatch.setattr(postgres_signals.Listener, "_listen", refused)
+    with holdfast.open(url, read_only=True) as other:
+        seen: list[Any] = []
+        thread = threading.Thread(target=lambda: seen.extend(other.watch(patience=3.0)))
+        thread.start()
+        time.sleep(0.5)
+        store.session("s").save({"n": 1})
+        thread.join(20)
+        assert len(seen) == 1
+        assert 1 <= len(asked) <= 5
+        started = time.monotonic()
+    assert time.monotonic() - started < 1.0  # closing waits for no pause
 
 
 def test_commits_elsewhere_wake_nobody(store: holdfast.Store) -> None:

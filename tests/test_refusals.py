@@ -6,6 +6,7 @@ import enum
 import fractions
 import os
 import pathlib
+import pickle
 import re
 import types
 from collections.abc import Callable
@@ -513,10 +514,92 @@ def test_what_compresses_very_well_is_no_bomb(store):
     assert same(session.load(), state)
 
 
-@pytest.mark.parametrize("url", ["file:agent.db", "mysql://host/db", "http://host", "redis://x"])
+@pytest.mark.parametrize(
+    "url",
+    ["file:agent.db", "mysql://host/db", "http://host", "redis://x", ":memory:", "sqlite:///x.db"],
+)
 def test_addresses_of_no_kind_of_store(url: str, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """They are not taken for names of files."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(holdfast.InvalidRequest, match="no kind of store"):
         holdfast.open(url)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        holdfast.HeadMoved("s", "a", None),
+        holdfast.InDoubt("who knows", key="k", idempotency_key="i"),
+        NotSerializable("no", path="state.x", hint="try another"),
+        holdfast.Unavailable("full", hint="make room"),
+        holdfast.SessionNotFound("none"),
+    ],
+)
+def test_errors_come_out_of_other_processes_as_they_were(error: holdfast.HoldfastError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_checkpoints_can_be_handed_to_other_processes(store):
+    session = fresh(store)
+    saved = session.save({"n": 1}, label="l", tags=["t"], meta={"a": [1]})
+    for known in (saved, store.get(saved.id)):
+        again = pickle.loads(pickle.dumps(known))
+        assert again == known
+        for name in ("id", "session", "label", "tags", "meta", "state_hash", "step", "created_at"):
+            assert getattr(again, name) == getattr(known, name)
+
+
+def test_patches_that_map_nothing(store):
+    session = fresh(store)
+    for wrong in ({"set": ["a", 1]}, {"append": 5}, {"set": "draft"}):
+        with pytest.raises(holdfast.InvalidRequest, match="must map paths"):
+            session.patch(**wrong)
+    assert not session.exists()
+
+
+@pytest.mark.parametrize("as_", [int, list, 5, "Point"])
+def test_states_that_are_no_such_thing(store, as_):
+    session = fresh(store)
+    session.save({"x": 1})
+    with pytest.raises(holdfast.InvalidRequest, match="does not fit"):
+        session.load(as_=as_)
+    assert session.load(as_=dict) == session.load(as_=dict[str, int]) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"cache_bytes": n} for n in (-1, None, "64", 1.5)] + [{"retention": 5}, {"url": 5}],
+    ids=str,
+)
+def test_options_of_a_store(wrong, tmp_path):
+    """Here, and not by an error of each save whose checkpoint is durable already."""
+    path = tmp_path / "store.db"
+    options: dict[str, Any] = {"url": path} | wrong
+    with pytest.raises(holdfast.InvalidRequest) as refused:
+        holdfast.open(**options)
+    assert refused.value.hint
+    assert not path.exists()
+
+
+def test_a_store_over_a_backend_has_the_same_options():
+    with holdfast.open("memory:") as store:
+        rule: Any = 5
+        options: list[dict[str, Any]] = [{"cache_bytes": -1}, {"retention": rule}]
+        for wrong in options:
+            with pytest.raises(holdfast.InvalidRequest):
+                holdfast.Store(store.backend, **wrong)
+        with pytest.raises(holdfast.InvalidRequest):
+            store.retention = rule
+
+
+@pytest.mark.parametrize("wrong", [[5], [None], ["s", b"s"], 5, "s"], ids=repr)
+def test_names_of_sessions_to_verify(store, wrong):
+    store.session("s").save({"n": 1})
+    with pytest.raises(holdfast.InvalidRequest, match="list of names"):
+        store.verify(sessions=wrong)
+    assert store.verify(sessions=iter(["s"])).sessions == 1
+    assert store.verify(sessions=[]).sessions == 0

@@ -17,6 +17,7 @@ import ormsgpack
 import pytest
 
 import holdfast
+from holdfast import ids, revisions
 from holdfast.backends import disk, files_writer
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
@@ -237,7 +238,7 @@ def interrupted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 MOMENTS = [
     ("memory", MemoryBackend, "_write_row", None), ("files", Ledger, "add", None),
     ("files", Ledger, "add", "label"), ("files", Ledger, "_apply_sweep", "label"),
-    ("files", files_writer.Home, "tell", None), ("files", disk.Batch, "replace", None),
+    ("files", files_writer.Home, "tell", None), ("files", disk.Batch, "put", None),
     ("files", disk, "write_all", None),
 ]  # fmt: skip
 
@@ -323,3 +324,45 @@ def test_how_long_integers_may_be_is_up_to_each_process(tmp_path: Path) -> None:
 def test_an_address_that_is_too_long(scheme: str) -> None:
     with pytest.raises(holdfast.Unavailable):
         holdfast.open(f"{scheme}{'x' * 5000}")
+
+
+def crowded(home: Home, patch: pytest.MonkeyPatch) -> tuple[str, holdfast.Session]:
+    """A prefix that far more ids share than are asked for at a time, and who made the last one."""
+    made = (ids.from_text(f"06a2yjva0wchkawcxr3f2d{n:02d}") for n in range(100))
+    patch.setattr(revisions, "_PAGE", 3)
+    patch.setattr(ids, "new_id", lambda *_: next(made))
+    one, two = home.session("one"), home.session("two")
+    one.save({"n": 0})
+    for n in range(12):
+        home.session("crowd").save({"n": n})
+    one.save({"n": 1})
+    two.save({"n": 2})
+    return "06a2yjva0w", two
+
+
+def test_a_prefix_means_the_same_however_many_share_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, two = crowded(home, monkeypatch)
+    assert two.load(prefix) == {"n": 2}
+    with pytest.raises(holdfast.AmbiguousRevision):
+        home.session("one").load(prefix)
+    with pytest.raises(holdfast.AmbiguousRevision):
+        home.store.get(prefix)
+    with pytest.raises(holdfast.CheckpointNotFound):
+        two.load("06a2yjva0wchkawcxr3f2dzz")
+
+
+def test_mutant_that_asks_for_one_page(memory: Home, mutant: Any) -> None:
+    real = revisions._beginning
+    mutant(revisions, "_beginning", lambda *of: itertools.islice(real(*of), 3))
+    with pytest.raises(holdfast.NotFound), pytest.MonkeyPatch.context() as patch:
+        test_a_prefix_means_the_same_however_many_share_it(memory, patch)
+
+
+def test_a_prefix_means_what_is_not_deleted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one session or of all: the store's own search took the deleted ones for candidates."""
+    prefix, two = crowded(home, monkeypatch)
+    for name in ("one", "crowd"):
+        home.session(name).delete()
+    assert home.store.get(prefix).id == two.get(prefix).id == two.get("@").id

@@ -512,6 +512,23 @@ def test_before_the_first_save(home: Home) -> None:
     assert home.store.verify(read_data=True).ok
 
 
+@pytest.mark.parametrize("how", ["save", "append", "patch"])
+def test_a_first_save_beside_one_that_was_taken_back(home: Home, how: str) -> None:
+    """Neither handle has a head: there is none that could have moved."""
+    mine, other = home.session(), home.another().session("s")
+    other.save({"i": 1})
+    other.undo()
+    if how == "save":
+        made = mine.save({"log": ["x"]})
+    else:
+        made = mine.append("log", "x") if how == "append" else mine.patch(set={"log": ["x"]})
+    assert (made.parent, made.step, made.seq) == (None, 1, 2)
+    assert mine.load() == home.another().session("s").load() == {"log": ["x"]}
+    with pytest.raises(HeadMoved):
+        other.save({"i": 2})
+    assert home.store.verify(read_data=True).ok
+
+
 def test_another_handle_learns_of_it(home: Home) -> None:
     session = home.filled(3)
     other = home.another().session("s")

@@ -139,6 +139,20 @@ def test_backups_that_are_refused(home: Home, tmp_path: Path) -> None:
     assert home.store.verify(read_data=True).ok
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_a_backup_may_have_a_relative_path(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(kind, tmp_path)
+    home.filled(2)
+    monkeypatch.chdir(tmp_path)
+    home.store.backup("copy")
+    with holdfast.open("files:copy" if kind == "files" else "copy", create=False) as copy:
+        assert copy.verify(read_data=True).ok
+        assert [s.name for s in copy.sessions()] == [s.name for s in home.store.sessions()]
+    home.close()
+
+
 def test_a_link_is_taken(sqlite: Home, tmp_path: Path) -> None:
     sqlite.filled(1)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")

@@ -434,5 +434,5 @@ def forks(backend: Backend, raw_name: bytes) -> dict[int, list[str]]:
         for seq, number in reader.forks(session[0], 1, records.MAX_SEQ) if session else ():
             row = reader.session_by_number(number)
             if row is not None and records.former_name(number, row[0]) is None:
-                found.setdefault(seq, []).append(row[0].decode(errors="backslashreplace"))
+                found.setdefault(seq, []).append(records.shown_name(row[0]))
     return found

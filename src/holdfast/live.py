@@ -89,6 +89,11 @@ class Spans:
             low = b
         return out
 
+    def without(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
+        """What is left when some go."""
+        gone = Spans.of(numbers)
+        return [part for low, high in self.all() for part in gone.missing(low, high)]
+
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
         first, last = bisect_right(self._highs, low), bisect_left(self._lows, high)
         pairs = zip(self._lows[first:last], self._highs[first:last], strict=True)

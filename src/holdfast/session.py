@@ -166,7 +166,7 @@ class Session(Running):
 
         A path is a key of the state, or a tuple of keys.
         """
-        grown, assigned = dict(append or {}), dict(set or {})
+        grown, assigned = paths.deltas(append, "append"), paths.deltas(set, "set")
         paths.check_deltas(grown, assigned, drop)
 
         def build(node: Node | None, out: Writes) -> Node:

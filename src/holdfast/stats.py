@@ -69,7 +69,7 @@ def stats(backend: Backend, largest: int = 10) -> Stats:
                     added += record.added
                 sessions += 1
                 checkpoints += count
-                yield SessionSize(raw.decode("utf-8", "backslashreplace"), count, added)
+                yield SessionSize(records.shown_name(raw), count, added)
 
         top = nlargest(max(largest, 1), each(), key=lambda s: s.added)[:largest]
         return Stats(

@@ -68,6 +68,9 @@ def open(
     PostgreSQL alone knows `schema` ("holdfast") and `pool_size` (8 connections), and wants
     create=True to make a store.
     """
+    if not isinstance(url, str | os.PathLike):
+        raise InvalidRequest(f"not a store's address: {url!r}", hint='such as "agent.db"')
+    _check_cache(cache_bytes)
     _check_own(retention)
     backend = open_backend(
         url, create=create, read_only=read_only, durability=durability, timeout=timeout,
@@ -76,9 +79,20 @@ def open(
     return Store(backend, cache_bytes=cache_bytes, retention=retention)
 
 
+def _check_cache(size: Any) -> None:
+    """Later is too late: images are kept when a checkpoint is durable already."""
+    if not isinstance(size, int) or size < 0:
+        raise InvalidRequest(
+            f"cache_bytes must be a number of bytes, not {size!r}", hint="0 keeps nothing in memory"
+        )
+
+
 def _check_own(rule: Retention | None) -> None:
     """By itself a store looks at one session at a time."""
-    if rule is not None and rule.store_bytes is not None:
+    if rule is None:
+        return
+    check_rule(rule)
+    if rule.store_bytes is not None:
         raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
 
 
@@ -92,6 +106,7 @@ class Store(Overseeing):
         cache_bytes: int = 64 << 20,
         retention: Retention | None = None,
     ) -> None:
+        _check_cache(cache_bytes)
         self.backend = backend
         self.tidier: Tidier | None = None
         self.retention = retention
@@ -218,7 +233,7 @@ class Store(Overseeing):
         """A line of the list; None for a session that is deleted."""
         if records.former_name(number, raw) is not None:
             return None
-        name, agent, head, count = raw.decode(errors="backslashreplace"), None, None, 0
+        name, agent, head, count = records.shown_name(raw), None, None, 0
         try:
             name = records.decode_name(raw)
             agent = records.unseal_session(number, raw, body).agent

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
 from holdfast.codec import records, ropes, streams
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
-from holdfast.errors import UNREADABLE, Corrupt, HoldfastError
+from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
 from holdfast.lineage import Place
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from holdfast.backends.base import Backend, Reader
     from holdfast.codec.nodes import Extent
     from holdfast.codec.streams import Source
@@ -60,6 +59,8 @@ class Report(NamedTuple):
 
 
 def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None = None) -> Report:
+    if sessions is not None:
+        sessions = _names(sessions)
     problems: list[Problem] = []
     count = checked = sound = 0
     with backend.reader() as reader:
@@ -76,6 +77,16 @@ def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None 
         except Corrupt as e:  # what else there is in the list of sessions is unknown
             problems.append(Problem(None, None, e.message, loads=False))
     return Report(tuple(problems), count, checked, sound)
+
+
+def _names(sessions: Any) -> list[str]:
+    several = isinstance(sessions, Iterable) and not isinstance(sessions, str)
+    names: list[Any] = [*sessions] if several else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(
+            f"sessions must be a list of names, not {sessions!r}", hint="without it: all sessions"
+        )
+    return names
 
 
 def _structure(reader: Reader) -> Iterable[str]:

@@ -336,8 +336,10 @@ class Writer:
             self._check_free()
         actual = fresh.tip
         same = (expected and expected.place) == (actual and actual.place)
-        if expected is None and fresh.number is None:  # gc has removed a session without a head
-            self.stand(None, fresh.head, fresh.head_row, None)
+        if expected is None and actual is None and fresh.damage is None:
+            # There is none to have moved, even where the session is another: gc has removed it, or
+            # somebody else has begun it and taken that back.
+            self.stand(fresh.number, fresh.head, fresh.head_row, None)
             return
         if same and fresh.number == self.number and fresh.damage is None:
             self.head, self.head_row = fresh.head, fresh.head_row

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import threading
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,20 +40,13 @@ from holdfast.errors import (
     SessionNotFound,
     Unavailable,
 )
+from tests.adapters.loops import asynchronous
 from tests.home import Home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
 set_tracing_disabled(True)
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def said(text: Any, role: str = "user") -> Any:
@@ -183,13 +175,13 @@ async def compare(home: Home, script: Any, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["plain", "hooks", "streamed"])
 @pytest.mark.parametrize("script", SCRIPTS)
-@in_a_loop
+@asynchronous
 async def test_the_items_are_those_of_the_sdks_own_session(memory: Home, script, how):
     await compare(memory, script, how)
 
 
 @pytest.mark.parametrize("home", ["sqlite", "files", "postgres"], indirect=True)
-@in_a_loop
+@asynchronous
 async def test_so_they_are_wherever_they_are_kept(home: Home):
     for script in SCRIPTS:
         await compare(home, script, "hooks")
@@ -204,7 +196,7 @@ ODD: list[Any] = [
 ]
 
 
-@in_a_loop
+@asynchronous
 async def test_items_come_back_as_they_were(home: Home):
     session = HoldfastSession("s", home.store)
     assert await session.get_items() == []
@@ -220,7 +212,7 @@ async def test_items_come_back_as_they_were(home: Home):
     assert await session.get_items() == []
 
 
-@in_a_loop
+@asynchronous
 async def test_what_is_got_is_the_callers_own(memory: Home):
     session = HoldfastSession("s", memory.store)
     item = said(["x"])
@@ -249,7 +241,7 @@ TALK: list[Any] = [
     ("limit", "start"),
     [(0, 8), (1, 7), (2, 6), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 0), (99, 0), (-1, 0)],
 )
-@in_a_loop
+@asynchronous
 async def test_a_limit_never_takes_a_result_from_its_call(memory: Home, limit, start):
     session = HoldfastSession("s", memory.store)
     await session.add_items(TALK)
@@ -290,7 +282,7 @@ def test_any_limit_leaves_a_conversation_that_stands_alone(seed):
         assert newest(items, len(got)) == got, "the SDK compares what it read before and after"
 
 
-@in_a_loop
+@asynchronous
 async def test_a_run_with_a_limit_has_whole_pairs(memory: Home):
     session = HoldfastSession("s", memory.store, session_settings=SessionSettings(limit=3))
     await session.add_items(TALK[:6])
@@ -370,7 +362,7 @@ def left(tmp_path_factory):
     [("sqlite", "parallel"), ("sqlite", "in turn"), ("files", "parallel"), ("postgres", "in turn")],
     indirect=["home"],
 )
-@in_a_loop
+@asynchronous
 async def test_a_crash_in_the_second_tool_leaves_the_call(home: Home, how, left):
     expected = left[how]
     home.close()
@@ -393,7 +385,7 @@ async def test_a_crash_in_the_second_tool_leaves_the_call(home: Home, how, left)
     assert "2" in {c.id for c in await session.pending()}, "it is in doubt whatever runs next"
 
 
-@in_a_loop
+@asynchronous
 async def test_pending_calls_can_be_told_to_the_model(home: Home):
     session = HoldfastSession("s", home.store)
     hooks: Any = session.hooks()
@@ -422,7 +414,7 @@ async def test_pending_calls_can_be_told_to_the_model(home: Home):
     assert await later.settle() == []
 
 
-@in_a_loop
+@asynchronous
 async def test_what_is_in_doubt_is_said_to_be(memory: Home):
     session = HoldfastSession("s", memory.store)
     hooks: Any = session.hooks()
@@ -433,7 +425,7 @@ async def test_what_is_in_doubt_is_said_to_be(memory: Home):
     assert "may have had its effect" in items[1]["output"]
 
 
-@in_a_loop
+@asynchronous
 async def test_a_call_of_a_shell_is_listed_but_not_told(memory: Home):
     """Nobody says which call it is that begins, and its result is no text."""
     session = HoldfastSession("s", memory.store)
@@ -451,7 +443,7 @@ async def test_a_call_of_a_shell_is_listed_but_not_told(memory: Home):
     assert [i.get("call_id") for i in await session.get_items()] == ["1", "1"]
 
 
-@in_a_loop
+@asynchronous
 async def test_pending_calls_can_be_dismissed(memory: Home):
     session = HoldfastSession("s", memory.store)
     await _answer(session.hooks(), call("1"))
@@ -462,7 +454,7 @@ async def test_pending_calls_can_be_dismissed(memory: Home):
     assert [c.id for c in await session.pending()] == ["1"]
 
 
-@in_a_loop
+@asynchronous
 async def test_what_was_only_asked_for_goes_with_the_next_answer(memory: Home):
     session = HoldfastSession("s", memory.store)
     hooks: Any = session.hooks()
@@ -472,7 +464,7 @@ async def test_what_was_only_asked_for_goes_with_the_next_answer(memory: Home):
     assert [(c.id, c.stage) for c in await session.pending()] == [("2", "started"), ("3", "asked")]
 
 
-@in_a_loop
+@asynchronous
 async def test_no_tool_begins_that_is_not_written_down(sqlite: Home):
     begun = []
 
@@ -498,7 +490,7 @@ async def test_no_tool_begins_that_is_not_written_down(sqlite: Home):
     assert [(c.id, c.stage) for c in await session.pending()] == [("1", "asked")]
 
 
-@in_a_loop
+@asynchronous
 async def test_other_hooks_are_told_too(memory: Home):
     class Listener(RunHooks[Any]):
         def __init__(self) -> None:
@@ -574,7 +566,7 @@ def careful(*steps: Any) -> tuple[Agent[Any], list[str]]:
 
 
 @pytest.mark.parametrize("approve", [True, False])
-@in_a_loop
+@asynchronous
 async def test_a_run_that_waits_for_approval_is_resumed_elsewhere(home: Home, approve):
     agent, paid = careful([call("1", "pay", sum="5"), call("2")])
     session = HoldfastSession("s", home.store)
@@ -603,7 +595,7 @@ async def test_a_run_that_waits_for_approval_is_resumed_elsewhere(home: Home, ap
     ]  # fmt: skip
 
 
-@in_a_loop
+@asynchronous
 async def test_a_saved_run_is_replaced_by_the_next_and_kept_by_other_turns(memory: Home):
     agent, _ = careful(
         [call("1", "pay", sum="5"), call("2", "pay", sum="6")], [assistant_message("hm")]
@@ -627,7 +619,7 @@ async def test_a_saved_run_is_replaced_by_the_next_and_kept_by_other_turns(memor
     assert await session.load_state(agent) is not None
 
 
-@in_a_loop
+@asynchronous
 async def test_an_agent_that_is_a_tool_waits_for_approval(memory: Home):
     """What comes to the conversation is the result of another call than the one approved."""
     inner, paid = careful([call("i", "pay", sum="5")], [assistant_message("paid")])
@@ -646,7 +638,7 @@ async def test_an_agent_that_is_a_tool_waits_for_approval(memory: Home):
 
 
 @pytest.mark.parametrize("stage", ["started", "done"])
-@in_a_loop
+@asynchronous
 async def test_a_run_is_not_resumed_twice_by_accident(memory: Home, stage):
     """After a crash in the tool that was approved."""
     agent, _ = careful([call("1", "pay", sum="5")], [assistant_message("good")])
@@ -670,7 +662,7 @@ async def test_a_run_is_not_resumed_twice_by_accident(memory: Home, stage):
     assert sum(i.get("type") == "function_call" for i in items) == 1
 
 
-@in_a_loop
+@asynchronous
 async def test_both_answers_can_be_tried(memory: Home):
     agent, paid = careful([call("1", "pay", sum="5")], [assistant_message("A")])
     session = HoldfastSession("s", memory.store)
@@ -688,7 +680,7 @@ async def test_both_answers_can_be_tried(memory: Home):
 # -- branches --------------------------------------------------------------------------------------
 
 
-@in_a_loop
+@asynchronous
 async def test_forks_and_rewinds_last(home: Home):
     session = HoldfastSession("s", home.store)
     for text in "abc":
@@ -713,7 +705,7 @@ async def test_forks_and_rewinds_last(home: Home):
         await HoldfastSession("none", home.store).fork("u")
 
 
-@in_a_loop
+@asynchronous
 async def test_a_rewind_takes_pending_calls_along(memory: Home):
     session = HoldfastSession("s", memory.store)
     await session.add_items([said("a")])
@@ -723,7 +715,7 @@ async def test_a_rewind_takes_pending_calls_along(memory: Home):
     assert await session.get_items() == [said("a"), called("1"), returned("1")]
 
 
-@in_a_loop
+@asynchronous
 async def test_a_cleared_session_is_not_lost(home: Home):
     session = HoldfastSession("s", home.store)
     await session.clear_session()
@@ -742,7 +734,7 @@ async def test_a_cleared_session_is_not_lost(home: Home):
 # -- others at work --------------------------------------------------------------------------------
 
 
-@in_a_loop
+@asynchronous
 async def test_handles_take_turns(home: Home):
     here, there = (HoldfastSession("s", s) for s in (home.store, home.another()))
     await here.add_items([said("a")])
@@ -794,7 +786,7 @@ def test_threads_race(home: Home):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("home", ["memory", "sqlite"], indirect=True)
-@in_a_loop
+@asynchronous
 async def test_two_handles_are_one_list(home: Home, seed):
     rng = random.Random(seed)
     stores = [home.store, home.another()]
@@ -827,7 +819,7 @@ MUTATIONS: dict[str, tuple[Callable[[HoldfastSession], Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-@in_a_loop
+@asynchronous
 async def test_what_is_cancelled_comes_to_its_end(sqlite: Home, name):
     """Also if no worker has begun it."""
     mutate, expected = MUTATIONS[name]
@@ -852,7 +844,7 @@ async def test_what_is_cancelled_comes_to_its_end(sqlite: Home, name):
     assert (await session.get_items())[-1] == said("c")
 
 
-@in_a_loop
+@asynchronous
 async def test_the_loop_goes_on_while_the_disk_is_waited_for(sqlite: Home, monkeypatch):
     entered, let_go = threading.Event(), threading.Event()
     append = holdfast.Session.append
@@ -884,7 +876,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loads
 
 
-@in_a_loop
+@asynchronous
 async def test_adding_reads_and_writes_what_is_new(sqlite: Home, monkeypatch):
     loads = counted(monkeypatch)
     session = HoldfastSession("s", sqlite.store)
@@ -904,7 +896,7 @@ async def test_adding_reads_and_writes_what_is_new(sqlite: Home, monkeypatch):
 # -- what holdfast shows ---------------------------------------------------------------------------
 
 
-@in_a_loop
+@asynchronous
 async def test_checkpoints_tell_what_they_are(memory: Home):
     session = HoldfastSession("s", memory.store)
     agent = told([call("1")], [assistant_message("done")])
@@ -957,7 +949,7 @@ def test_bad_ids_are_refused(memory: Home, id):
         (said("a"), InvalidRequest),
     ],
 )
-@in_a_loop
+@asynchronous
 async def test_bad_items_are_refused_before_anything_is_written(memory: Home, items, error):
     session = HoldfastSession("s", memory.store)
     with pytest.raises(error):
@@ -968,7 +960,7 @@ async def test_bad_items_are_refused_before_anything_is_written(memory: Home, it
 
 
 @pytest.mark.parametrize("state", [{"messages": []}, [1], {"items": {}}, {"items": [], "x": 1}])
-@in_a_loop
+@asynchronous
 async def test_a_session_of_somebody_else_is_left_alone(memory: Home, state):
     memory.store.session("s").save(state)
     session = HoldfastSession("s", memory.store)
@@ -991,7 +983,7 @@ def test_closed_without_a_loop(tmp_path):
         assert len(store.session("s").load()["items"]) == 2
 
 
-@in_a_loop
+@asynchronous
 async def test_whose_store_it_is(sqlite: Home, tmp_path):
     async with HoldfastSession("s", sqlite.store) as session:
         await session.add_items([said("a")])

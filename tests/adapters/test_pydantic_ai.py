@@ -1,13 +1,11 @@
 """pydantic-ai on holdfast: conversations are those of its own store, and a crash loses nothing."""
 
 import asyncio
-import functools
 import itertools
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from random import Random
 from typing import Any, NoReturn
 
 import pytest
@@ -37,23 +35,9 @@ from pydantic_ai.tools import DeferredToolRequests
 
 import holdfast
 from holdfast.adapters.pydantic_ai import HoldfastCheckpoints, HoldfastConversationStore
+from tests.adapters.loops import asynchronous, noise
 
 models.ALLOW_MODEL_REQUESTS = False
-
-
-def noise(seed):
-    """A text that nothing makes shorter."""
-    return Random(seed).randbytes(400).hex()
-
-
-def asynchronous(test):
-    """Run a test on a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def over(store):

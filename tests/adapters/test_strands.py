@@ -1,14 +1,12 @@
 """Strands agents on holdfast: bytes come back as they were, and a crash loses nothing."""
 
 import asyncio
-import functools
 import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -23,23 +21,9 @@ from strands.types.exceptions import EventLoopException
 import holdfast
 from holdfast.adapters import strands as adapter
 from holdfast.adapters.strands import HoldfastSessionManager, HoldfastStorage
+from tests.adapters.loops import asynchronous, noise
 
 LATEST = "session/{}/scopes/agent/default/snapshots/snapshot_latest.json"
-
-
-def noise(seed):
-    """A text that nothing makes shorter."""
-    return Random(seed).randbytes(400).hex()
-
-
-def asynchronous(test):
-    """Run a test on a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def over(store):

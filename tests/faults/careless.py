@@ -124,14 +124,18 @@ def locks_nothing() -> None:
     """Everybody writes at once."""
 
     @contextmanager
-    def open_to_all(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
+    def open_to_all(
+        path: Path | str, timeout: float, *, shared: bool = False, sealed: bool = False
+    ) -> Iterator[None]:
         yield
 
     disk.locked = open_to_all
 
 
 @contextmanager
-def locked_by_a_file(path: Path | str, timeout: float, *, shared: bool = False) -> Iterator[None]:
+def locked_by_a_file(
+    path: Path | str, timeout: float, *, shared: bool = False, sealed: bool = False
+) -> Iterator[None]:
     """A lock that is there as long as its file is, whatever became of who has made it."""
     mine = f"{path}.{os.getpid() if shared else 'held'}"
     deadline = time.monotonic() + timeout

@@ -95,7 +95,6 @@ FAULTS = [
     (43, "files", Fault("pwrite64", "ENOSPC", forever=True)),
     (17, "files", Fault("fsync", "EIO")),
     (29, "files", Fault("fsync", "EIO", forever=True)),
-    (4, "files", Fault("write", "ENOSPC")),
     (11, "files", Fault("rename", "EIO")),
 ]
 

@@ -28,6 +28,10 @@ _BESIDE = ("-wal", "-journal")
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
 
+_ROWID = ("rowid", "_rowid_", "oid")
+"""What the number of a row may be called, unless a column is called so."""
+
+
 def is_database(path: str) -> bool:
     """Whether a file begins like one."""
     if not os.path.isfile(path):
@@ -52,10 +56,15 @@ class Table:
         found = connection.execute("SELECT type FROM sqlite_schema WHERE name = ?", (name,)).get
         there = {row[1] for row in connection.execute(f"PRAGMA table_info({name})")}
         self.missing = "table" if found != "table" else min({*columns} - there, default=None)
+        taken = {row[1].lower() for row in connection.execute(f"PRAGMA table_xinfo({name})")}
+        free = [alias for alias in _ROWID if alias not in taken]
+        if not free:
+            self.missing = self.missing or "the number of a row"
+        self._rowid = free[0] if free else ""
         sizes = " + ".join([f"coalesce(octet_length({column}), 0)" for column in columns])
         parts = ", ".join([f"typeof({c}), {_as_bytes(c)}" for c in columns])
         # By row and not by an index, which may be damaged on its own.
-        tail = f"FROM {name} WHERE rowid = ?"
+        tail = f"FROM {name} WHERE {self._rowid} = ?"
         self._size = f"SELECT {sizes} {tail}"
         self._row = f"SELECT {parts} {tail}"
 
@@ -73,8 +82,8 @@ class Table:
     def _scan(self, direction: str) -> tuple[list[int], str | None]:
         rows: list[int] = []
         try:
-            tail = f"FROM {self._name} ORDER BY rowid {direction}"
-            sql = f"SELECT rowid {tail}"
+            tail = f"FROM {self._name} ORDER BY {self._rowid} {direction}"
+            sql = f"SELECT {self._rowid} {tail}"
             for (row,) in self._connection.execute(sql):
                 if rows and (row > rows[-1]) != (direction == "ASC"):
                     return rows, "rows are out of order"

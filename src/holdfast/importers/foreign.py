@@ -87,6 +87,11 @@ class Entry:
         it, digest = read()
         return cls(where, it.session, it.id, it.order, it.parent, it.verified, digest, read)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other of its session has. Names of two files may look alike."""
+        return self.id, self.digest
+
     def again(self) -> Foreign:
         found, digest = self.read()
         if digest != self.digest:

@@ -65,17 +65,17 @@ def arrange(entries: list[Entry], findings: Findings) -> list[tuple[Entry, Entry
     One that names no parent follows the one before it in order. So does one whose parent is not
     there, or is its own descendant; that is reported.
     """
-    once = {(entry.id, entry.digest): entry for entry in reversed(entries)}
+    once = {entry.key: entry for entry in reversed(entries)}
     ordered = sorted(once.values(), key=_order)
     by_id = {entry.id: entry for entry in ordered}
     placed: list[tuple[Entry, Entry | None]] = []
-    done: set[str] = set()
+    done: set[tuple[str, str]] = set()
     before: Entry | None = None
     for entry in ordered:
-        chain, above = [], entry if entry.where not in done else None
-        while above is not None and above.where not in done:
+        chain, above = [], entry if entry.key not in done else None
+        while above is not None and above.key not in done:
             chain.append(above)
-            done.add(above.where)
+            done.add(above.key)
             above = None if above.parent is None else by_id.get(above.parent)
         if chain and (above is None or above in chain):
             top = chain[-1]
@@ -110,24 +110,24 @@ class _Landing:
         self._foreign_head = head is not None and not self._is_ours(head)
 
     def run(self, plan: list[tuple[Entry, Entry | None]]) -> None:
-        spots: dict[str, Spot | None] = {}
-        lost: set[str] = set()
+        spots: dict[tuple[str, str], Spot | None] = {}
+        lost: set[tuple[str, str]] = set()
         for entry, parent in plan:
-            above = self._head if parent is None else spots[parent.where]
+            above = self._head if parent is None else spots[parent.key]
             before = self.new
             spot = self._find_or_save(entry, above)
-            spots[entry.where] = spot or above
+            spots[entry.key] = spot or above
             if spot is None:
-                lost.add(entry.where)
+                lost.add(entry.key)
             elif above is not None and self.new > before:
                 if parent is None:
                     why = "what came before it is not there"
-                elif entry.parent is not None and parent.where in lost:
+                elif entry.parent is not None and parent.key in lost:
                     why = f"parent {entry.parent!r} was not imported"
                 else:
                     continue
                 self._findings.skip(entry.where, f"{why}; the checkpoint follows {above.id}")
-        newest = spots[max((entry for entry, _ in plan), key=_order).where]
+        newest = spots[max((entry for entry, _ in plan), key=_order).key]
         if self.new and newest and self._head and newest.id != self._head.id:
             self._session.rewind(newest.id)  # something older was saved after it
 

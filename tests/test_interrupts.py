@@ -1,0 +1,136 @@
+"""Ctrl-C at any line of a backend: what was acknowledged is there, and nothing hangs."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import backends
+from holdfast.backends import sqlite_writer
+from holdfast.backends.sqlite import SqliteBackend
+from tests.home import TEXT, Home
+
+FOLDER = str(Path(backends.__file__).parent)
+
+
+def is_with(frame: FrameType) -> bool:
+    """Where a block of `with` begins or ends: there Python looks for no signals."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.lstrip().startswith("with ")
+
+
+def interrupted(n: int, do: Callable[[], Any]) -> bool:
+    """Whether a call was interrupted at the n-th line that it ran in a backend."""
+    lines = itertools.count(1)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        if event == "line" and not is_with(frame) and next(lines) == n:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    except holdfast.HoldfastError:
+        return False
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def refused(home: Home) -> Callable[[], Any]:
+    """A save whose key is taken: the transaction has begun by then, and is rolled back."""
+    session = home.session("keys")
+    if not session.exists():
+        session.save({"n": 1}, key="k")
+    return lambda: session.save({"n": 2}, key="k")
+
+
+def moved(home: Home) -> Callable[[], Any]:
+    late = home.session("moving")
+    home.session("moving").save({"n": 1})
+    return lambda: late.save({"n": 2})
+
+
+def saved(home: Home) -> Callable[[], Any]:
+    session = home.session("saves")
+    return lambda: session.save({"log": [f"{n} {TEXT}" for n in range(9)]}, label="l")
+
+
+def appended(home: Home) -> Callable[[], Any]:
+    session = home.session("appends")
+    session.save({"log": [f"{n} {TEXT}" for n in range(9)]})
+    session.append("log", "hot")
+    return lambda: session.append("log", "hotter")
+
+
+def loaded(home: Home) -> Callable[[], Any]:
+    return home.session().load
+
+
+WHAT = [refused, moved, saved, appended, loaded]
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    home = Home(request.param, tmp_path)
+    yield home
+    home.give_back()
+
+
+def ends(do: Callable[[], Any]) -> bool:
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def acknowledged(home: Home, what: Callable[[Home], Callable[[], Any]]) -> None:
+    """Interrupt it everywhere; what others save afterwards must be there for everybody."""
+    other, elsewhere = home.session(), home.another()
+    other.save({"log": [TEXT] * 9})
+    for n in itertools.count(1):
+        struck = interrupted(n, what(home))
+        for _ in range(2):
+            given = other.append("log", f"{n} {TEXT}")
+            assert elsewhere.session("s").head == given
+        if not struck:
+            break
+    assert n > 5
+    assert home.store.verify(read_data=True).ok
+    assert ends(home.close)
+
+
+@pytest.mark.parametrize("what", WHAT, ids=lambda what: what.__name__)
+def test_what_is_acknowledged_after_an_interrupt(
+    home: Home, what: Callable[[Home], Callable[[], Any]]
+) -> None:
+    acknowledged(home, what)
+
+
+def test_mutant_that_goes_on_in_a_transaction_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(self: Any, change: Any) -> None:
+        try:
+            sqlite_writer.write(self._writer or self._writing(), self._cursor, change)
+        except BaseException:
+            self._undo()
+            raise
+
+    monkeypatch.setattr(SqliteBackend, "_write_one", careless)
+    with pytest.raises((AssertionError, holdfast.HoldfastError)):
+        acknowledged(Home("sqlite", tmp_path), refused)
