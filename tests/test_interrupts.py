@@ -6,6 +6,7 @@ import itertools
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import backends
-from holdfast.backends import sqlite_writer
+from holdfast.backends import sqlite_checkpointer, sqlite_writer
 from holdfast.backends.sqlite import SqliteBackend
 from tests.home import TEXT, Home
 
@@ -28,12 +29,12 @@ def is_with(frame: FrameType) -> bool:
     return line.lstrip().startswith("with ")
 
 
-def interrupted(n: int, do: Callable[[], Any]) -> bool:
+def interrupted(n: int, do: Callable[[], Any], where: str = FOLDER) -> bool:
     """Whether a call was interrupted at the n-th line that it ran in a backend."""
     lines = itertools.count(1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(FOLDER):
+        if not frame.f_code.co_filename.startswith(where):
             return None
         if event == "line" and not is_with(frame) and next(lines) == n:
             raise KeyboardInterrupt
@@ -119,6 +120,27 @@ def test_what_is_acknowledged_after_an_interrupt(
     home: Home, what: Callable[[Home], Callable[[], Any]]
 ) -> None:
     acknowledged(home, what)
+
+
+def test_threads_that_write_the_log_back_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that were just being started when the interrupt struck."""
+    monkeypatch.setattr(sqlite_checkpointer, "_PAGES", 1)  # the first commit asks for it
+    before = {*threading.enumerate()}
+    for n in itertools.count(1):
+        home = Home("sqlite", tmp_path / str(n))
+        first = home.session("first")
+        struck = interrupted(n, lambda: first.save({}), sqlite_checkpointer.__file__)  # noqa: B023
+        home.session("second").save({})
+        time.sleep(0.1)  # until they have nothing to do
+        assert ends(home.close)
+        for thread in {*threading.enumerate()} - before:
+            thread.join(20)
+            assert not thread.is_alive()
+        if not struck:
+            break
+    assert n > 10
 
 
 def test_mutant_that_goes_on_in_a_transaction_left_open(

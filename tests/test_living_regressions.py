@@ -325,6 +325,7 @@ def test_an_interrupt_leaves_no_lock_behind(sqlite: Home) -> None:
 
     session = sqlite.session()
     rng, interrupts = random.Random(1), 0
+    patience, _ = signal.getitimer(signal.ITIMER_REAL)  # of the test runner
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         while interrupts < 150:
@@ -338,6 +339,7 @@ def test_an_interrupt_leaves_no_lock_behind(sqlite: Home) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, patience)
     sqlite.session("another").save({})
     assert sqlite.store.verify(read_data=True).ok
 

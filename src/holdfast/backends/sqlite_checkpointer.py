@@ -62,11 +62,10 @@ class Checkpointer:
             with suppress(apsw.BusyError):
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         elif self._wanted.empty():
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 name = "holdfast checkpointer"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
             self._wanted.put(None)
 
     def _run(self) -> None:
@@ -74,6 +73,8 @@ class Checkpointer:
             self._wanted.get()
             with self.lock:
                 if self._stopped:
+                    # An interrupt while one was started may have led to another one, which waits.
+                    self._wanted.put(None)
                     return
                 try:
                     connection = self._connect()
@@ -114,5 +115,6 @@ class Checkpointer:
         """Wait for what it does, and end it."""
         self._stopped = True
         self._wanted.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join()
