@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 
 import holdfast
+from tests.home import Home
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,9 @@ def fresh(store: holdfast.Store) -> holdfast.Session:
 @contextmanager
 def opened(kind: str, folder: Path) -> Iterator[holdfast.Store]:
     """Memory with its images, others without: there each save finds its parent in the file."""
-    places: dict[str, str | Path] = {
-        "memory": "memory:",
-        "sqlite": folder / "store.db",
-        "files": f"files:{folder}/store",
-    }
-    cache = 1 << 20 if kind == "memory" else 0
-    with holdfast.open(places[kind], durability="normal", cache_bytes=cache) as store:
-        yield store
+    home = Home(kind, folder, cache_bytes=1 << 20 if kind == "memory" else 0)
+    yield home.store
+    home.give_back()
 
 
 def same(a: Any, b: Any) -> bool:

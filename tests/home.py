@@ -21,7 +21,8 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 8
 
 
 class Home:
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, **given: Any) -> None:
+        self._given = given
         self.folder = folder / "home"
         self.folder.mkdir(parents=True)
         self.kind, self.durable = kind, kind != "memory"
@@ -32,7 +33,15 @@ class Home:
         self.store = self._open()
 
     def _open(self) -> holdfast.Store:
-        self._opened.append(holdfast.open(self.url, durability="normal", **self.options))
+        self._opened.append(self._open_as(**self.options))
+        return self._opened[-1]
+
+    def _open_as(self, **options: Any) -> holdfast.Store:
+        return holdfast.open(self.url, durability="normal", **options, **self._given)
+
+    def to_read(self) -> holdfast.Store:
+        """As somebody opens it who must not write."""
+        self._opened.append(self._open_as(**self.options | {"create": None}, read_only=True))
         return self._opened[-1]
 
     @property

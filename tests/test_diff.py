@@ -191,7 +191,7 @@ def edited(session: holdfast.Session) -> None:
     check(session, last, first)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "files"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_diff_applied_gives_the_newer_state(
     kind: str, seed: int, tmp_path: Path, rounds: Any

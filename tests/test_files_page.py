@@ -26,6 +26,12 @@ def state(n: int) -> dict[str, Any]:
     }
 
 
+def odd(n: int) -> dict[str, Any]:
+    """What many readers of JSON refuse: everywhere where it can lie."""
+    lone = f"\\ {n} \ud800 \udc00 \ud83d"
+    return {"small": lone, "list": [lone + TEXT] * 40, "blob": lone * 2000, "keys": {lone: 1}}
+
+
 @pytest.mark.tools("jq")
 @pytest.mark.parametrize("name", ["trip-42", "fork", "it's a trip"])
 def test_jq_gives_the_state(tmp_path: Path, name: str) -> None:
@@ -39,6 +45,8 @@ def test_jq_gives_the_state(tmp_path: Path, name: str) -> None:
         edited["messages"][3]["content"] = "edited"
         fork.save(edited)
         fork.append("messages", {"role": "user", "content": "more"})
+        store.session("odd").save(odd(1))
+        store.session("odd").save(odd(2))
         another = store.session("it's a trip")
         for n in range(5, 2, -1):
             another.save(state(n))

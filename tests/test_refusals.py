@@ -21,14 +21,16 @@ import pytest
 from ormsgpack import Ext
 
 import holdfast
+from holdfast import errors
 from holdfast.codec import nodes, values
-from holdfast.errors import NotSerializable
+from holdfast.errors import NotSerializable, Unavailable
 from holdfast.model import ToolCall
+from tests.home import Home
 
 from .exact import PAD, Frozen, Point, fresh, opened, same
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite", "files"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "files", "postgres"])
 def store(request, tmp_path_factory):
     with opened(request.param, tmp_path_factory.mktemp("values")) as store:
         yield store
@@ -603,3 +605,22 @@ def test_names_of_sessions_to_verify(store, wrong):
         store.verify(sessions=wrong)
     assert store.verify(sessions=iter(["s"])).sessions == 1
     assert store.verify(sessions=[]).sessions == 0
+
+
+def _below(kind: type[errors.HoldfastError]) -> list[type[errors.HoldfastError]]:
+    return [k for sub in kind.__subclasses__() for k in (sub, *_below(sub))]
+
+
+def test_every_kind_of_error_says_what_to_do_next() -> None:
+    """Where each one needs another hint, its own words say what is right."""
+    kinds = [errors.HoldfastError, *_below(errors.HoldfastError)]
+    without = {k.__name__ for k in kinds if not k.default_hint}
+    assert without == {"HoldfastError", "NotFound", "Conflict", "InDoubt", "InvalidRequest"}
+    assert "resolve" in (errors.InDoubt("", key="k", idempotency_key="i").hint or "")
+
+
+def test_a_store_that_was_opened_to_read_says_how_to_write(home: Home) -> None:
+    home.session().save({})
+    if home.durable:
+        with pytest.raises(Unavailable, match="hint: open it without read_only"):
+            home.to_read().session("s").save({})

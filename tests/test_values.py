@@ -22,7 +22,7 @@ from holdfast.model import ToolCall
 from .exact import PAD, Frozen, Point, fresh, opened, python, same
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite", "files"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "files", "postgres"])
 def store(request, tmp_path_factory):
     with opened(request.param, tmp_path_factory.mktemp("values")) as store:
         yield store

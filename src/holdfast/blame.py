@@ -74,7 +74,10 @@ def blame(reader: Reader, source: Source, start: Place, path: Path) -> Place:
         digest = node.hash if node is not None else None
         if found is None:
             if digest is None:
-                raise NotFound(f"the state has nothing at {'.'.join(map(str, steps))!r}")
+                raise NotFound(
+                    f"the state has nothing at {'.'.join(map(str, steps))!r}",
+                    hint="a path begins at the top of the state, such as plan.steps[3]",
+                )
             wanted = digest
         elif digest != wanted:
             break

@@ -86,9 +86,13 @@ class KeyTaken(Conflict):
 class SessionBusy(Conflict):
     """Another worker runs this session."""
 
+    default_hint = "wait until that run is over, or fork() the session"
+
 
 class Fenced(Conflict):
     """This worker's lease was taken over; nothing of its write landed."""
+
+    default_hint = "end this run: the worker that has taken the session over goes on with it"
 
 
 class InDoubt(Conflict):
@@ -110,6 +114,8 @@ class StepChanged(Conflict):
 class StepFailed(HoldfastError):
     """A step has failed before the crash, in the words of its own error."""
 
+    default_hint = "the code went on from this error before; let it take the same path again"
+
 
 class Corrupt(HoldfastError):
     """Stored bytes are not what was written. They are never returned as data."""
@@ -122,6 +128,7 @@ class Unavailable(HoldfastError, OSError):
     """The storage cannot be reached or written now; what was acknowledged is safe."""
 
     exit_code = 6
+    default_hint = "what was acknowledged is safe; try again once the storage works"
 
     def __str__(self) -> str:
         return HoldfastError.__str__(self)
@@ -131,6 +138,7 @@ class UnsupportedFormat(HoldfastError):
     """The store was written by another version of the format, or is no store at all."""
 
     exit_code = 7
+    default_hint = "use the version that has written it, or a newer one"
 
 
 class NotSerializable(HoldfastError, TypeError):

@@ -52,9 +52,9 @@ class Resolver:
         if colon and kind in ("label", "tag", "key", "step"):
             place = getattr(self, f"_by_{kind}")(rest)
             if place is None:
+                where = "" if kind == "key" else "among the ancestors of the head of "
                 raise CheckpointNotFound(
-                    f"no checkpoint with {kind} {rest!r} among the ancestors of the head of "
-                    f"session {self._name!r}"
+                    f"no checkpoint with {kind} {rest!r} {where or 'in '}session {self._name!r}"
                 )
             return place  # type: ignore[no-any-return]
         if (place := self._by_label(revision)) is not None:

@@ -46,6 +46,8 @@ FORMAT = 1
 MARKER = "holdfast.json"
 _HINTS = {
     errno.ENOSPC: "nothing was lost; free some space and save again",
+    errno.EDQUOT: "nothing was lost; free some of what you may use, and save again",
+    errno.EFBIG: "nothing was lost; the size of files is limited here (ulimit -f)",
     errno.ELOOP: "a link lies where a file of the store should be, and is not followed: remove it",
 }
 _FOLDERS = (SESSIONS, BLOBS, LOCKS)
@@ -110,7 +112,9 @@ class FilesBackend(Backend):
     def _writing(self) -> Iterator[Home]:
         self._check_open()
         if self.read_only:
-            raise Unavailable(f"the store {self.path} was opened read-only")
+            raise Unavailable(
+                f"the store {self.path} was opened read-only", hint="open it without read_only"
+            )
         try:
             yield self._home
         except OSError:
@@ -189,7 +193,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 def _create(path: Path, timeout: float) -> None:
     if not path.parent.is_dir():
-        raise Unavailable(f"the folder {path.parent} does not exist")
+        raise Unavailable(f"the folder {path.parent} does not exist", hint="make it first")
     disk.make_folder(path)
     with disk.locked(path / ".lock", timeout):
         if (path / MARKER).exists():

@@ -104,7 +104,9 @@ class PostgresBackend(Backend):
     def _check_writable(self) -> None:
         self._connections.check_open()
         if self.read_only:
-            raise Unavailable(f"the store {self.path} was opened read-only")
+            raise Unavailable(
+                f"the store {self.path} was opened read-only", hint="open it without read_only"
+            )
 
     def _go_on(self, e: psycopg.Error, deadline: float, pause: float) -> None:
         """Before another try; raises if there is no use or no time for one."""

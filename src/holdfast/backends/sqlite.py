@@ -75,7 +75,9 @@ class SqliteBackend(Backend):
                 if create is False or read_only:
                     raise files.missing(path)
                 if not path.parent.is_dir():
-                    raise Unavailable(f"the folder {path.parent} does not exist")
+                    raise Unavailable(
+                        f"the folder {path.parent} does not exist", hint="make it first"
+                    )
                 files.create(path, durability=durability)
             self._open()
         _open_backends.add(self)
@@ -116,7 +118,9 @@ class SqliteBackend(Backend):
         if self._closed:
             raise InvalidRequest("the store is closed", hint="open it again")
         if self.read_only:
-            raise Unavailable(f"the store {self.path} was opened read-only")
+            raise Unavailable(
+                f"the store {self.path} was opened read-only", hint="open it without read_only"
+            )
         if self._writer is not None and self._writer.in_transaction:
             # Whoever was about to roll this back was interrupted. What is written next must not
             # become a part of it: it would be acknowledged, and never committed.

@@ -215,7 +215,7 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
         if os.path.lexists(f"{path}{suffix}"):
             raise InvalidRequest(f"{path}{suffix} exists already", hint="choose another path")
     if not path.parent.is_dir():
-        raise Unavailable(f"the folder {path.parent} does not exist")
+        raise Unavailable(f"the folder {path.parent} does not exist", hint="make it first")
     draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))

@@ -51,8 +51,9 @@ _encode, _escape = [
 # Where an encoding has none of these bytes it is JSON in other clothes: it has no bytes, tags or
 # floats, and no key that would have to be escaped.
 _NOT_JSON = bytes((*range(0xC4, 0xCC), *range(0xD4, 0xD9), *b"$"))
-# A high surrogate and then a low one: JSON takes the two for one character.
-_PAIR = re.compile(rb"\xed[\xa0-\xaf].\xed[\xb0-\xbf]", re.DOTALL)
+# Many readers of JSON refuse a lone surrogate, or take two for one character: so these are spelled.
+_SPELLED = re.compile("[\\\\\ud800-\udfff]")
+_SPELLING = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
 # How long an integer may be as text is up to each process, but 640 digits are allowed in all.
 _LONGEST_INT = 256
 _SIMPLE = {str, int, bool, type(None)}
@@ -135,15 +136,10 @@ def _show(value: Any) -> Any:
 
 
 def _show_tag(tag: int, data: bytes) -> _Tagged:
-    if tag not in _TAGS or _is_unsayable(tag, data):
+    if tag not in _TAGS or (tag == BIGINT and len(data) > _LONGEST_INT):
         return _Tagged({"$ext": [tag, _text(data)]})
     name, show, _ = _TAGS[tag]
     return _Tagged({name: show(data)})
-
-
-def _is_unsayable(tag: int, data: bytes) -> bool:
-    """Whether what JSON could say of it would not be read again, or not by every process."""
-    return bool(_PAIR.search(data)) if tag == STR else tag == BIGINT and len(data) > _LONGEST_INT
 
 
 def _hide(shown: Any) -> Any:
@@ -196,6 +192,17 @@ def _hide_pairs(shown: list[Any]) -> bytes:
     return _pack([_hide(part) for pair in shown for part in pair])
 
 
+def _show_text(data: bytes) -> str:
+    """A backslash is two, and a surrogate a backslash and how JSON would name it."""
+    text = data.decode("utf-8", "surrogatepass")
+    return _SPELLED.sub(lambda m: "\\\\" if m[0] == "\\" else f"\\u{ord(m[0]):x}", text)
+
+
+def _hide_text(shown: str) -> bytes:
+    text = _SPELLING.sub(lambda m: chr(int(m[1], 16)) if m[1] else "\\", shown)
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _hide_int(shown: str) -> bytes:
     value = int(shown)
     return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
@@ -245,11 +252,7 @@ _TAGS: dict[int, _Rule] = {
     SET: ("$set", _show_packed, _hide_packed),
     FROZENSET: ("$frozenset", _show_packed, _hide_packed),
     BIGINT: ("$int", lambda d: str(int.from_bytes(d, "big", signed=True)), _hide_int),
-    STR: (
-        "$str",
-        lambda d: d.decode("utf-8", "surrogatepass"),
-        lambda s: s.encode("utf-8", "surrogatepass"),
-    ),
+    STR: ("$str", _show_text, _hide_text),
     DICT: ("$dict", _show_pairs, _hide_pairs),
     DATETIME: ("$datetime", _show_packed, _hide_packed),
     DATE: ("$date", bytes.decode, str.encode),
