@@ -18,6 +18,7 @@ import holdfast
 from holdfast.backends import (
     disk,
     files_catalog,
+    files_hints,
     files_ledger,
     files_runs,
     files_text,
@@ -659,7 +660,7 @@ def test_made_up_numbers_of_a_log_cost_no_memory(path, opened, rest):
     log = path / "sessions" / "s" / "log.jsonl"
     with log.open("ab") as file:
         file.write(files_text.seal_line(rest["n"], rest))
-    (path / "sessions" / "s" / "head").write_bytes(files_ledger.hint(HUGE))
+    (path / "sessions" / "s" / "head").write_bytes(files_hints.hint(HUGE))
     store = opened()
     store.verify()
     store.repair()
@@ -689,7 +690,7 @@ def test_made_up_numbers_of_a_journal_cost_no_memory(path, opened, rest):
     folder = path / "sessions" / "s"
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(files_text.seal_line(rest["n"], rest))
-    (folder / "journal").write_bytes(files_ledger.hint(HUGE))
+    (folder / "journal").write_bytes(files_hints.hint(HUGE))
     store = opened()
     assert not store.verify().ok
     assert store.stats()

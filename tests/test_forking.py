@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.backends import sqlite
+from tests.test_interrupts import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,3 +159,57 @@ def test_forking_while_threads_write(tmp_path: Path) -> None:
             assert len(store.session(name).load()["log"]) == count
         assert {f"c{n}" for n in range(15)} <= {i.name for i in store.sessions()}
         assert store.verify().ok
+
+
+def ends(work: Callable[[], object]) -> bool:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_threads_that_fork_at_once(tmp_path: Path) -> None:
+    """Each lets go of what it has locked, and of nothing else."""
+    stores = [holdfast.open(tmp_path / f"{n}.db", durability="normal") for n in range(4)]
+
+    def fork() -> None:
+        for _ in range(100):
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+    threads = [threading.Thread(target=fork, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    for store in stores:
+        assert ends(partial(save, store, "s"))
+        store.close()
+
+
+def test_an_interrupt_while_it_forks(tmp_path: Path) -> None:
+    """Python drops it; but no lock stays behind, and no connection crosses to the child."""
+    told = list[Any]()
+    before, sys.unraisablehook = sys.unraisablehook, told.append
+    try:
+        for n in itertools.count(1):
+            store = holdfast.open(tmp_path / f"{n}.db", durability="normal")
+            save(store, "s")
+            backend: Any = store.backend
+            pids = list[int]()
+            struck = interrupted(n, lambda: pids.append(os.fork()), sqlite.__file__)  # noqa: B023
+            if not pids[0]:
+                os._exit(backend._writer is not None)
+            assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
+            assert ends(partial(save, store, "s"))
+            assert ends(store.gc)
+            assert ends(store.close)
+            if not struck and not told:
+                break
+            told.clear()
+        assert n > 20
+    finally:
+        sys.unraisablehook = before

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import backends
-from holdfast.backends import sqlite_checkpointer, sqlite_writer
+from holdfast.backends import files_catalog, group, sqlite_checkpointer, sqlite_writer
 from holdfast.backends.sqlite import SqliteBackend
 from tests.home import TEXT, Home
 
@@ -138,6 +138,62 @@ def test_threads_that_write_the_log_back_end(
         for thread in {*threading.enumerate()} - before:
             thread.join(20)
             assert not thread.is_alive()
+        if not struck:
+            break
+    assert n > 10
+
+
+def test_what_was_interrupted_while_it_waited_never_lands(tmp_path: Path) -> None:
+    """The caller was told that it failed, and has looked: so it stays as it is."""
+    home = Home("sqlite", tmp_path)
+    home.session().save({"log": []})
+    for n in itertools.count(1):
+        store = home.another()  # one that does not know that it is alone waits in a queue
+        session = store.session("s")
+        struck = interrupted(n, lambda: session.append("log", n), group.__file__)  # noqa: B023
+        told = store.session("s").load()
+        store.session("other").save({"n": n})
+        assert store.session("s").load() == told
+        if not struck:
+            break
+    assert n > 10
+    home.give_back()
+
+
+def came(ours: Any, theirs: Any) -> Callable[[], Any]:
+    theirs.session("new").save({"n": 1})
+    return lambda: ours.session("new").load()
+
+
+def went(ours: Any, theirs: Any) -> Callable[[], Any]:
+    theirs.session("gone").save({"n": 1})
+    assert ours.session("gone").exists()
+    theirs.session("gone").delete()
+    theirs.gc()
+    return lambda: ours.session("gone").exists()
+
+
+def made(ours: Any, theirs: Any) -> Callable[[], Any]:
+    return lambda: ours.session("made").save({"n": 1})
+
+
+@pytest.mark.parametrize("what", [came, went, made], ids=lambda what: what.__name__)
+def test_what_is_known_of_folders_is_whole(tmp_path: Path, what: Callable[..., Any]) -> None:
+    """A session that is there is found, and no second one of its name is made."""
+    for n in itertools.count(1):
+        home = Home("files", tmp_path / str(n))
+        ours, theirs = home.store, home.another()
+        ours.session("old").save({"n": 0})
+        struck = interrupted(n, what(ours, theirs), files_catalog.__file__)
+        for name in ("old", "new", "made"):
+            there = theirs.session(name).exists()
+            assert ours.session(name).exists() == there
+            assert ours.session(name).save({"n": 2}).step == 1 + there
+        ours.session("gone").save({"n": 2})
+        ours.gc()
+        assert home.reopened().verify().ok
+        assert [info.name for info in home.store.sessions()] == ["gone", "made", "new", "old"]
+        home.give_back()
         if not struck:
             break
     assert n > 10

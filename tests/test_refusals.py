@@ -613,7 +613,8 @@ def _below(kind: type[errors.HoldfastError]) -> list[type[errors.HoldfastError]]
 
 def test_every_kind_of_error_says_what_to_do_next() -> None:
     """Where each one needs another hint, its own words say what is right."""
-    kinds = [errors.HoldfastError, *_below(errors.HoldfastError)]
+    kinds: list[type[errors.HoldfastError]] = [errors.HoldfastError]
+    kinds += _below(errors.HoldfastError)
     without = {k.__name__ for k in kinds if not k.default_hint}
     assert without == {"HoldfastError", "NotFound", "Conflict", "InDoubt", "InvalidRequest"}
     assert "resolve" in (errors.InDoubt("", key="k", idempotency_key="i").hint or "")

@@ -19,7 +19,7 @@ import zstandard
 
 from holdfast.backends import disk
 from holdfast.backends.files import MARKER, FilesBackend
-from holdfast.backends.files_ledger import hint, read_hint
+from holdfast.backends.files_hints import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat

@@ -73,7 +73,7 @@ def trusts_what_it_finds() -> None:
         self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
     ) -> None:
         if ledger.inode:
-            self._settled.add(ledger.folder / LOG)
+            self._settled[ledger.folder / LOG] = ledger.inode
         log(self, ledger, entry, line, change)
 
     Home.log = trusting  # type: ignore[method-assign]

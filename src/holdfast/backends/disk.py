@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
 import sys
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 HAS_LOCKS = fcntl is not None
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
+_MOUNTS = Path("/proc/self/mountinfo")
 _BACK_OFF = (50e-6, 600e-6)
 _OPEN_AT_ONCE = 64
+_SEALED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT}
+"""Why no lock can be made in a store that may only be read."""
 TEMPORARY = ".new-"
 """Files whose names begin so are drafts; those that a crash has left behind mean nothing."""
 
@@ -211,6 +215,21 @@ def locked(
             return
 
 
+@contextmanager
+def locked_if_possible(path: Path | str, timeout: float, *, shared: bool) -> Iterator[None]:
+    """For who only reads, maybe where nothing can be written: then nobody here removes anything."""
+    with ExitStack() as stack:
+        for sealed in (False, True):
+            try:
+                lock = locked(path, timeout, shared=shared, sealed=sealed)
+                stack.enter_context(lock)
+                break
+            except OSError as e:
+                if e.errno not in _SEALED:
+                    raise
+        yield
+
+
 def _open(how: int, path: str, _: int) -> int:
     return os.open(path, how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
@@ -254,7 +273,7 @@ if hasattr(os, "register_at_fork"):
 def file_system(folder: Path) -> str:
     """The kind of file system that a folder lies on; empty where nothing tells."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""  # not Linux
     where = str(folder.resolve())
@@ -266,6 +285,13 @@ def file_system(folder: Path) -> str:
         if inside and len(point) >= len(best):
             best, kind = point, after.split()[0]
     return kind
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether nobody can write a file: by its mount, or by its own and its folder's mode."""
+    if hasattr(os, "statvfs") and os.statvfs(path).f_flag & os.ST_RDONLY:
+        return True
+    return not any(os.stat(each).st_mode & 0o222 for each in (path, path.parent))
 
 
 def refuse_network(folder: Path) -> None:

@@ -77,6 +77,7 @@ class FilesBackend(Backend):
                     raise Corrupt(f"{path / MARKER} is missing", hint="put a copy of it back")
                 if create is False or read_only:
                     raise StoreNotFound(f"there is no store at {path}")
+                disk.refuse_network(path.parent)
                 _create(path, timeout)
             disk.refuse_network(path)
             _check(path)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
 from holdfast.backends.files_catalog import CHECKPOINTS, SESSION
+from holdfast.backends.files_hints import hint
 from holdfast.backends.files_journal import JOURNAL, LAST, last_known
-from holdfast.backends.files_ledger import HEAD, LOG, STREAMS, hint
+from holdfast.backends.files_ledger import HEAD, LOG, STREAMS
 from holdfast.backends.files_reader import BLOBS, record_path
 from holdfast.backends.files_writer import LOCKS, SESSIONS
 from holdfast.errors import InvalidRequest, Unavailable

@@ -80,6 +80,8 @@ class Catalog:
         self.reset_lock()
         self._seen: tuple[bytes, int, int] | None = None
         """When nothing has changed since."""
+        self._whole = True
+        """False while it changes: what an interrupt leaves half-way is read anew."""
         self._folders: dict[str, Folder | None] = {}
         self._folded: Counter[str] = Counter()
         """Their names, as the least exact of file systems compares them."""
@@ -97,8 +99,9 @@ class Catalog:
         """Look again if something has changed; `alone` if nobody else may change anything now."""
         with self._lock:
             now = self._now()
-            if now != self._seen or force:
+            if now != self._seen or force or not self._whole:
                 settled = time.time_ns() - now[2] > _SETTLED * 1e9
+                self._seen = None
                 self._scan()
                 self._seen = now if settled or alone else None
 
@@ -123,13 +126,19 @@ class Catalog:
                 os.close(handle)
         yield
         with self._lock:
+            self._whole = False
             self._drop(name)
             if os.path.lexists(self.root / name):
                 self._add(name, _version(f"{self.root}/{name}/{SESSION}"))
+            self._whole = True
             self._seen = self._now()
 
     def _scan(self) -> None:
-        names = {e.name for e in os.scandir(self.root) if not e.name.startswith(".")}
+        names = {name for name in os.listdir(self.root) if not name.startswith(".")}
+        if not self._whole:
+            for each in (self._ledgers, self._folders, self._folded, self._numbers, self._names):
+                each.clear()
+        self._whole = False
         for gone in self._folders.keys() - names:
             self._drop(gone)
         for name in names:
@@ -138,6 +147,7 @@ class Catalog:
                 self._drop(name)
                 self._add(name, version)
                 self._doubt_streams(name)
+        self._whole = True
 
     def _add(self, name: str, version: tuple[int, int]) -> None:
         identity = _identify(self.root / name)
@@ -277,11 +287,7 @@ class Catalog:
 
     def reload(self) -> None:
         with self._lock:
-            self._ledgers.clear()
-            self._folders.clear()
-            self._folded.clear()
-            self._numbers.clear()
-            self._names.clear()
+            self._whole = False
             self.refresh(force=True)
 
     def stream(self, stream: int) -> Path | None:
@@ -307,10 +313,10 @@ class Catalog:
         Of copies, which are no sessions, only what nobody else has.
         """
         found: dict[int, list[tuple[bool, Path]]] = {}
-        for folder in os.scandir(self.root):
-            ours = self.number_of(folder.name) is not None or self.is_over(folder.name)
-            for stream in _streams_in(folder.path):
-                path = self.root / folder.name / STREAMS / f"{stream}.jsonl"
+        for name in os.listdir(self.root):
+            ours = self.number_of(name) is not None or self.is_over(name)
+            for stream in _streams_in(f"{self.root}/{name}"):
+                path = self.root / name / STREAMS / f"{stream}.jsonl"
                 found.setdefault(stream, []).append((ours, path))
         places = {}
         for stream, claims in found.items():

@@ -72,7 +72,8 @@ def trim(home: Home, trim: Trim) -> int:
     if home.turns.read().copied != trim.copied:
         home.refuse = Refuse()
         raise Gone
-    home.refuse.copied = trim.copied
+    if home.refuse.copied != trim.copied:  # of a gc that did not come to its end
+        home.refuse = Refuse(copied=trim.copied)
     for rows, instead in trim.items:
         home.refuse.items.setdefault(rows[0][0] >> STREAM_BITS, []).append((rows, instead))
     home.refuse.blobs += trim.blobs

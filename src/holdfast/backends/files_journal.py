@@ -14,7 +14,7 @@ from holdfast import clock
 from holdfast.backends import disk
 from holdfast.backends import files_text as text
 from holdfast.backends.base import Lease, Moved
-from holdfast.backends.files_ledger import DIGITS, hint, read_hint
+from holdfast.backends.files_hints import DIGITS, hint, read_hint
 from holdfast.codec import rows
 from holdfast.codec.records import position
 from holdfast.errors import Corrupt
@@ -155,7 +155,7 @@ def _add(home: Home, ledger: Ledger, first: int, lines: list[bytes]) -> None:
         if newest is not None:
             last = newest["n"] + len(newest["entries"]) - 1
             home.journals[path] = (found.st_ino, end + sum(map(len, lines)), last)
-            home.hint(f"{ledger.folder}/{LAST}", hint(last))
+            home.hint(f"{ledger.folder}/{LAST}", hint(last, home.until))
     finally:
         os.close(handle)
     home.tell()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
 from holdfast.backends import files_text as text
+from holdfast.backends.files_hints import DIGITS, read_hint
 from holdfast.backends.files_runs import joined, outside, whole
 from holdfast.codec import rows
 from holdfast.codec.records import position
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 LOG, HEAD, STREAMS = "log.jsonl", "head", "streams"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
-DIGITS = 18
-"""Of the number of a line or of an entry, at most."""
 _TAIL = 32
 """So many bytes before its end tell whether a log is still the one that was read."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
@@ -133,19 +132,6 @@ def _hide_id(shown: str) -> bytes:
 def _all_of(entry: dict[str, Any], what: str) -> list[Any]:
     """The one fact of a kind that most commits bring, or all that a copy does."""
     return [*entry.get(f"{what}s", ()), *([entry[what]] if what in entry else [])]
-
-
-def hint(entries: int) -> bytes:
-    """What the file `head` says: how many lines the log has. Twice, lest a flipped bit counts."""
-    return b"%12d %12d\n" % (entries, entries)
-
-
-def read_hint(path: Path) -> int:
-    try:
-        first, second = path.read_bytes().split()
-        return int(first) if first == second and len(first) <= DIGITS else 0
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-        return 0
 
 
 def status(folder: Path) -> tuple[int, int] | None:

@@ -245,8 +245,9 @@ class Streams:
             os.close(handle)
             raise
         now = (status.st_ino, at + len(data), lines[-1].n + 1)
-        # Who has made the file may have been killed before its name was synced.
-        folder = str(path.parent) if new or known is None else None
+        # Who has made the file, or put it there, may have been killed before its name was synced.
+        moved = known is None or known[0] != status.st_ino
+        folder = str(path.parent) if new or moved else None
         batch.add(handle, folder=folder, then=lambda: self._written.update({path: now}))
 
     def _end(self, path: Path, handle: int, end: int) -> tuple[int, bool]:

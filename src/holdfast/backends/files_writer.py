@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from holdfast import ids
+from holdfast import clock, ids
 from holdfast.backends import disk, files_journal, files_text
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION, Catalog
+from holdfast.backends.files_hints import ALWAYS, hint
 from holdfast.backends.files_identity import Identity
 from holdfast.backends.files_ledger import (
     DAMAGED_HEAD,
@@ -23,7 +23,6 @@ from holdfast.backends.files_ledger import (
     STREAMS,
     Ledger,
     entry_of,
-    hint,
 )
 from holdfast.backends.files_reader import blob_path
 from holdfast.backends.files_streams import Line, Streams, items_of, show_blob
@@ -39,12 +38,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SESSIONS, VERSION, LOCKS = "sessions", "version", "locks"
+SESSIONS, VERSION, LOCKS, SOFT = "sessions", "version", "locks", "soft"
 _NOTES = Notes()
 _PATIENCE = 2.0
 """Seconds that removing files waits for readers."""
-_SEALED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT}
-"""Why no lock can be made in a store that may only be read."""
 
 
 @dataclass
@@ -66,11 +63,14 @@ class Home:
     ) -> None:
         self.root, self.durable, self.timeout = root, durable, timeout
         self.read_only = read_only
+        self.until = ALWAYS if durable else clock.boot_id() or "unknown"
+        """For how long hints hold."""
         self.catalog = Catalog(root / SESSIONS, root / LOCKS / "turns")
         self.streams = Streams()
         self.refuse = Refuse()
         self.turns = Turns(root / LOCKS, timeout)
-        self._settled: set[Path] = set()
+        self._settled: dict[Path, int] = {}
+        """Names that were synced, and of which file."""
         self.journals: dict[Path, tuple[int, int, int]] = {}
         """Inode, size and last number of journals that were written to."""
         self.reset_lock()
@@ -81,14 +81,27 @@ class Home:
         self.streams.reset_lock()
 
     def settle(self, path: Path) -> None:
-        """Make a name durable, once: who has made it may have been killed before it was."""
-        if self.durable and path not in self._settled:
+        """Make a name durable, once: who gave it to a file may have been killed before it was."""
+        if self.durable and self._settled.get(path) != (inode := os.stat(path).st_ino):
             disk.sync(path.parent)
-            self._settled.add(path)
+            self._settled[path] = inode
 
     def unsettle(self, path: Path) -> None:
         """Somebody else has written there, who may have been killed."""
-        self._settled.discard(path)
+        self._settled.pop(path, None)
+
+    def harden(self, folder: Path) -> None:
+        """Before a line that is to last: sync what others did not, who do without; or say so.
+
+        For who has the lock of a session. The mark need not last: neither does what it is for.
+        """
+        mark = f"{folder}/{SOFT}"
+        if not self.durable:
+            os.close(disk.open_to_write(mark, os.O_CREAT))
+        elif os.path.lexists(mark):
+            os.sync()
+            with suppress(FileNotFoundError):  # others who build on this session did the same
+                os.unlink(mark)
 
     def current(self, session: int) -> Ledger | None:
         """What the log of a session says; for who has its lock, or does without."""
@@ -105,7 +118,7 @@ class Home:
         self, path: Path | str, timeout: float, *, shared: bool = False
     ) -> AbstractContextManager[None]:
         if self.read_only:
-            return _locked_if_possible(path, timeout, shared=shared)
+            return disk.locked_if_possible(path, timeout, shared=shared)
         return disk.locked(path, timeout, shared=shared)
 
     @contextmanager
@@ -168,6 +181,7 @@ class Home:
     ) -> None:
         """Add a line to the log: the commit."""
         path = ledger.log
+        self.harden(ledger.folder)
         if not ledger.inode:
             self.unsettle(path)
         handle = disk.open_to_write(path, os.O_CREAT)
@@ -206,7 +220,7 @@ class Home:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
         self.hint(f"{self.root}/{VERSION}", os.urandom(12))
         if ledger is not None:
-            self.hint(f"{ledger.folder}/{HEAD}", hint(ledger.entries))
+            self.hint(f"{ledger.folder}/{HEAD}", hint(ledger.entries, self.until))
 
     def hint(self, path: str, text: bytes) -> None:
         """A file that is not synced, and may be missing."""
@@ -218,21 +232,6 @@ class Home:
                 os.close(handle)
         except OSError as e:  # the commit is made, and must not be told to have failed
             logger.warning("%s was not written: %s", path, e)
-
-
-@contextmanager
-def _locked_if_possible(path: Path | str, timeout: float, *, shared: bool) -> Iterator[None]:
-    """For who only reads, maybe where nothing can be written: then nobody here removes anything."""
-    with ExitStack() as stack:
-        for sealed in (False, True):
-            try:
-                lock = disk.locked(path, timeout, shared=shared, sealed=sealed)
-                stack.enter_context(lock)
-                break
-            except OSError as e:
-                if e.errno not in _SEALED:
-                    raise
-        yield
 
 
 def commit(home: Home, change: Change) -> None:
@@ -356,7 +355,7 @@ def _make_folder(
         identity = Identity(session, (name,), row, origin)
         disk.replace(draft / SESSION, identity.show(), durable=home.durable)
         os.rename(draft, place)
-    home._settled.discard(place)
+    home.unsettle(place)
     home.settle(place)
 
 
@@ -377,14 +376,14 @@ def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
         if not path.exists():
             raise Gone
         home.settle(path.parent)
-        _share(path)
+        _share(home, path)
         folders.add(path.parent)
     for digest, row, rewrite in change.blobs:
         path = blob_path(home.root, digest)
         disk.make_folder(path.parent, durable=False)
         home.settle(path.parent)
         if path.exists() and not rewrite:
-            _share(path)
+            _share(home, path)
             folders.add(path.parent)
             continue
         row = files_text.plain(rows.BLOB, int.from_bytes(digest[:8], "big"), row)
@@ -394,16 +393,19 @@ def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
             disk.sync(folder)
 
 
-def _share(path: Path) -> None:
+def _share(home: Home, path: Path) -> None:
     """Its time tells gc that somebody has come to need it."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
+    if home.durable:  # who has written it may do without
+        disk.sync(path)
 
 
 def _sync_log(home: Home, session: int) -> None:
     """What we build on may have been written, and not synced, by one who was killed."""
     folder = home.catalog.folder(session)
     if home.durable and folder is not None:
+        home.harden(folder.path)
         disk.sync(folder.path / LOG)
         home.settle(folder.path / LOG)
 

@@ -88,8 +88,8 @@ class Group(Generic[_T]):
                 self._step_back(change)
         self._alone = False
         member = Member(change)
-        self._waiting.append(member)
         try:
+            self._waiting.append(member)
             while not member.done:
                 if not self._lead(member):
                     leader = self._leader.get(None)
@@ -99,7 +99,8 @@ class Group(Generic[_T]):
             with suppress(ValueError):
                 self._waiting.remove(member)
             self.wake()  # it may have been our turn
-            raise
+            with self.lock:  # who writes for us now is not to be done after we have told
+                raise
         if member.error is not None:
             raise member.error
 

@@ -31,6 +31,8 @@ def open_backend(
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
     if not isinstance(timeout, int | float) or not 0 <= timeout <= _LONGEST:
         raise InvalidRequest(f"timeout is a number of seconds, not {timeout!r}")
+    if create not in (None, True, False):
+        raise InvalidRequest(f"create is True, False or None, not {create!r}")
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidRequest(f"not a store's address: {url!r}")
@@ -56,16 +58,22 @@ def open_backend(
         from holdfast.backends.files import FilesBackend
 
         return FilesBackend(Path(rest), **options)
-    if scheme == "file" or rest.startswith("//") or text == ":memory:":
+    if scheme in ("file", "memory") or rest.startswith("//") or text == ":memory:":
         raise InvalidRequest(
             f"no kind of store is called {text.partition('//')[0]!r}",
             hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
         )
     path = Path(text.removeprefix("sqlite:"))
     try:
+        text.encode()
         if path.is_dir():
             hint = "give the path of a file, or files:folder"
             raise InvalidRequest(f"{path} is a folder", hint=hint)
+    except UnicodeEncodeError:
+        hint = "stores of files can lie there: files:folder"
+        raise InvalidRequest(
+            f"SQLite opens no path that is not UTF-8: {text!r}", hint=hint
+        ) from None
     except OSError as e:  # its name is too long, or a folder on the way to it is not ours to enter
         raise Unavailable(f"{path} cannot be opened: {e}") from e
     from holdfast.backends.sqlite import SqliteBackend

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
@@ -27,7 +27,7 @@ from holdfast.errors import InvalidRequest, Unavailable, UnsupportedFormat
 from holdfast.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.backends.base import Jot, Sweep, Trim
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _VACUUM_PAGES = 256
 _PATIENCE = 0.1
 """Seconds until somebody who waits for readers looks again."""
+_TRIES = 100
 
 
 class _Visit:
@@ -86,7 +87,8 @@ class SqliteBackend(Backend):
 
     def _open(self) -> None:
         """Open the first connection, check the schema, and make the WAL's name durable."""
-        disk.refuse_network(self.path.parent)
+        folder = self.path.resolve().parent  # the log lies beside the file itself, not a link to it
+        disk.refuse_network(folder)
         connection = self._connect()
         try:
             if files.check_schema(connection, self.path) < files.FORMAT:
@@ -98,7 +100,7 @@ class SqliteBackend(Backend):
                 files.migrate(connection)
             if not self.read_only:
                 try:
-                    disk.sync(self.path.parent)
+                    disk.sync(folder)
                 except OSError as e:
                     raise Unavailable(f"cannot sync the folder of {self.path}: {e}") from e
                 writer.prepare(connection)
@@ -351,45 +353,78 @@ class SqliteBackend(Backend):
 # holds, without the locks. So all are closed before a fork, and reopened on the next use.
 
 _open_backends: weakref.WeakSet[SqliteBackend] = weakref.WeakSet()
-_forking: list[SqliteBackend] = []
+_one_at_a_time = threading.Lock()
+
+
+class _Forking(threading.local):
+    """What a thread that is about to fork keeps from all others."""
+
+    held: Generator[None, None, None] | None = None
+
+
+_forking = _Forking()
+
+
+@contextmanager
+def _at_rest(backend: SqliteBackend) -> Iterator[None]:
+    """Nobody uses a backend, and it has no connections."""
+    with backend._checkpointer.lock:
+        while True:
+            with backend._group.lock, backend._lock:
+                if not backend._reading:
+                    backend._release()
+                    yield
+                    return
+            backend._group.wake()
+            backend._wait_for_readers()
+
+
+def _all_at_rest() -> Generator[None, None, None]:
+    with _one_at_a_time, ExitStack() as stack:
+        for backend in list(_open_backends):
+            stack.enter_context(_at_rest(backend))
+        yield
 
 
 def _before_fork() -> None:
-    for backend in list(_open_backends):
-        backend._checkpointer.lock.acquire()
-        while True:
-            backend._group.lock.acquire()
-            backend._lock.acquire()
-            if not backend._reading:
-                break
-            backend._lock.release()
-            backend._group.lock.release()
-            backend._group.wake()
-            backend._wait_for_readers()
-        _forking.append(backend)
-        backend._release()
+    """Python goes on with the fork whatever is raised here: so an interrupt has to wait."""
+    interrupt: BaseException | None = None
+    for _ in range(_TRIES if _forking.held is None else 0):
+        # All locks are those of a generator: it lets them go wherever it is interrupted.
+        held = _all_at_rest()
+        try:
+            next(held)
+            _forking.held = held
+            break
+        except BaseException as e:  # noqa: BLE001 - raised below
+            interrupt = e
+    if interrupt is not None:
+        raise interrupt  # Python says that it was ignored
 
 
 def _after_fork_in_parent() -> None:
-    while _forking:
-        backend = _forking.pop()
-        backend._lock.release()
-        backend._group.lock.release()
+    _let_go()
+    for backend in list(_open_backends):
         backend._group.wake()
-        backend._checkpointer.lock.release()
 
 
 def _after_fork_in_child() -> None:
-    while _forking:
-        backend = _forking.pop()
-        backend._lock.release()
+    _let_go()
+    for backend in list(_open_backends):
         backend._group.reset()
         backend._checkpointer.reset()
 
 
+def _let_go() -> None:
+    if _forking.held is not None:
+        _forking.held.close()
+        _forking.held = None
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+    for _ in range(2):  # an interrupt may strike as the first is entered; the second does it then
+        os.register_at_fork(
+            before=_before_fork,
+            after_in_parent=_after_fork_in_parent,
+            after_in_child=_after_fork_in_child,
+        )

@@ -93,8 +93,11 @@ def translated(path: Path) -> Iterator[None]:
         raise Unavailable(
             f"the store {path} is locked by another process", hint="a process may hang in a commit"
         ) from e
-    except apsw.ReadOnlyError as e:
-        raise Unavailable(f"the store {path} cannot be written: {e}") from e
+    except (apsw.ReadOnlyError, apsw.CantOpenError) as e:
+        raise Unavailable(
+            f"the store {path} cannot be opened or written: {e}",
+            hint="also who only reads has to be able to write beside it, unless nobody can",
+        ) from e
     except (apsw.ThreadingViolationError, apsw.ConnectionClosedError):
         raise
     except apsw.Error as e:
@@ -132,7 +135,7 @@ def connect(path: Path, *, durability: str, read_only: bool, timeout: float) -> 
     """A connection with everything set explicitly."""
     flags: int = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
     name = str(path)
-    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+    if read_only and disk.is_sealed(path) and not Path(f"{path}-wal").exists():
         name = f"{path.absolute().as_uri()}?immutable=1"  # nobody can write, so nobody does
         flags |= apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(name, flags=flags)
@@ -172,6 +175,7 @@ def create(path: Path, *, durability: str) -> None:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         _write_schema(draft, durability=durability)
         disk.sync(draft)
+        _refuse_leftovers(path)
         os.link(draft, path)
         disk.sync(path.parent)
     except FileExistsError:
@@ -182,6 +186,23 @@ def create(path: Path, *, durability: str) -> None:
         raise Unavailable(f"cannot create the store {path}: {e}") from e
     finally:
         _discard(draft)
+
+
+def _refuse_leftovers(path: Path) -> None:
+    """SQLite would take the log of a store that is gone for that of the new one."""
+    left = [name for name in (f"{path}-wal", f"{path}-journal") if _has_bytes(name)]
+    if left and not path.exists():
+        raise Unavailable(
+            f"{left[0]} is left of a store that is gone, and holds what was saved there last",
+            hint="put the store's file back; or, if nothing of it is wanted, remove this one, too",
+        )
+
+
+def _has_bytes(name: str) -> bool:
+    try:
+        return os.stat(name).st_size > 0
+    except OSError:
+        return False
 
 
 def _write_schema(draft: Path, *, durability: str) -> None:
