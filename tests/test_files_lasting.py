@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.backends import disk, files_hints
+from holdfast import clock
+from holdfast.backends import disk
 from holdfast.errors import Corrupt
 from tests.home import TEXT
 
@@ -82,7 +83,12 @@ def test_who_syncs_also_syncs_what_others_did_not(
 ) -> None:
     soft, full = soft_at(path), holdfast.open(f"files:{path}")
     mark, sync, told = path / "sessions" / "s" / "soft", os.sync, list[bool]()
-    monkeypatch.setattr(os, "sync", lambda: told.append(mark.exists()) or sync())
+
+    def telling() -> None:
+        told.append(mark.exists())
+        sync()
+
+    monkeypatch.setattr(os, "sync", telling)
     blob = "b" * 20_000
     for n, durable in enumerate([False, True, True, False, False, True]):
         store = full if durable else soft
@@ -112,7 +118,7 @@ def test_what_was_not_synced_is_not_missed_after_a_power_loss(
     log.write_bytes(b"".join(lines[:-1]))
     with soft_at(path) as store, pytest.raises(Corrupt):
         store.session("s").load()
-    monkeypatch.setattr(files_hints.clock, "boot_id", lambda: "another")
+    monkeypatch.setattr(clock, "boot_id", lambda: "another")
     with soft_at(path) as store:
         assert store.session("s").load() == {"n": 1}
         assert store.session("s").save({"n": 2}).step == 3

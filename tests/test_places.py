@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import apsw
 import pytest
@@ -128,3 +131,20 @@ def test_what_is_no_address_of_a_store(
     with pytest.raises(InvalidRequest):
         holdfast.open(url)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not sqlite_file._LOCKS.exists(), reason="only Linux tells who holds a lock")
+def test_who_is_stopped_in_a_commit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with holdfast.open(path, timeout=0.2) as store:
+        store.session("s").save({"n": 1})
+        script = "import apsw, sys; c = apsw.Connection(sys.argv[1]); c.execute('BEGIN IMMEDIATE');"
+        script += "print(flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", script, str(path)]
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            with pytest.raises(Unavailable, match=f"locked by process {other.pid}\\b"):
+                store.session("s").save({"n": 2})
+            other.communicate()
+        assert store.session("s").save({"n": 2}).step == 2

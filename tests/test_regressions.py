@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import math
 import os
 import re
 import sys
@@ -143,7 +144,7 @@ def test_a_history_that_runs_in_a_circle_ends() -> None:
 
 UNREADABLE: list[dict[str, Any]] = [
     *[{"usage": Usage(tokens=n)} for n in (None, 1.5, "7", True, [1])],  # type: ignore[arg-type]
-    *[{"usage": Usage(cost=n)} for n in (None, "1", Decimal("0.1"), False)],  # type: ignore[arg-type]
+    *[{"usage": Usage(cost=n)} for n in (None, "1", Decimal("0.1"), False, math.nan, math.inf)],  # type: ignore[arg-type]
     *[{"pending": p} for p in (5, ToolCall("1", "t"), "ab", [None], {"a": 1})],
     {"pending": [ToolCall("1", "t", meta=None)]},  # type: ignore[arg-type]
 ]

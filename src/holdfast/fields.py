@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypedDict
@@ -52,6 +53,8 @@ def check_usage(usage: Any) -> tuple[int, float]:
             f"usage must be an int of tokens and a float of cost, not {tokens!r} and {cost!r}",
             hint="Usage(int(tokens), float(cost))",
         )
+    if not math.isfinite(cost):  # no sum would ever be a number again
+        raise InvalidRequest(f"the cost of usage must be a number, not {cost!r}")
     return tokens, cost
 
 

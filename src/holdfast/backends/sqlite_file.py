@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,9 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {}
 # All before it can lose acknowledged commits when connections write and reset the WAL together.
 _OLDEST_SQLITE = (3, 51, 3)
 _BACK_OFF = (50e-6, 600e-6)
+_LOCKS = Path("/proc/locks")
+_WRITING = 120
+"""The byte of the shared memory that a writer locks; SQLite's documents tell."""
 _MARK = b"SQLite format 3\0"  # what a database begins with
 _OTHER = "is it the right file? if it was a store, put a backup back"
 
@@ -91,7 +95,8 @@ def translated(path: Path) -> Iterator[None]:
         ) from e
     except (apsw.BusyError, apsw.LockedError) as e:
         raise Unavailable(
-            f"the store {path} is locked by another process", hint="a process may hang in a commit"
+            f"the store {path} is locked by {_writer_of(path) or 'another process'}",
+            hint="a process may hang in a commit",
         ) from e
     except (apsw.ReadOnlyError, apsw.CantOpenError) as e:
         raise Unavailable(
@@ -105,6 +110,19 @@ def translated(path: Path) -> Iterator[None]:
         if isinstance(e, apsw.SQLError):
             raise Corrupt(f"the store {path} is damaged: {e}") from e
         raise Unavailable(f"the store {path} failed: {e}") from e
+
+
+def _writer_of(path: Path) -> str | None:
+    """The process that holds the lock for writing, where the system tells (Linux)."""
+    try:
+        shared = os.stat(f"{path}-shm")
+        locks = _LOCKS.read_text()
+    except OSError:
+        return None
+    device = f"{os.major(shared.st_dev):02x}:{os.minor(shared.st_dev):02x}:{shared.st_ino}"
+    held = re.findall(rf" WRITE +([1-9]\d*) {device} (\d+) (\d+)$", locks, re.MULTILINE)
+    own = (pid for pid, low, high in held if int(low) <= _WRITING <= int(high))
+    return next((f"process {pid}" for pid in own), None)
 
 
 def _begins_like_one(path: Path) -> bool:
