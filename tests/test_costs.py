@@ -79,12 +79,11 @@ def grown() -> Iterator[Any]:
 
 
 def nested() -> Iterator[Any]:
-    deep = {"channel": {"values": messages(200)}, "files": {f"f{n}": text(5000) for n in range(40)}}
-    yield deep
+    log, files = messages(200), {f"f{n}": text(5000) for n in range(40)}
+    yield {"channel": {"values": log}, "files": files}
     for n in range(20):
-        values = [*deep["channel"]["values"], *messages(1)]  # type: ignore[call-overload]
-        deep = {"channel": {"values": values}, "files": deep["files"] | {f"f{n}": text(1000)}}
-        yield deep
+        log, files = [*log, *messages(1)], files | {f"f{n}": text(1000)}
+        yield {"channel": {"values": log}, "files": files}
 
 
 # Each with the most that a step may write, as a part of the first state.
@@ -120,7 +119,8 @@ def test_mutant_that_matches_nothing_by_content(
 def test_a_text_that_grows(home: Home) -> None:
     first, *rest = costs(home, grown)  # the first time, it is taken apart
     assert first < 0.6
-    assert max(rest) < 0.05
+    assert sorted(rest)[len(rest) // 2] < 0.01
+    assert mean(rest) < 0.05  # now and then, pieces are packed together
 
 
 def mean(numbers: list[float]) -> float:
