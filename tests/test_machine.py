@@ -34,7 +34,9 @@ from hypothesis.stateful import (
 import holdfast
 from holdfast import lineage, operations, revisions
 from holdfast.backends.memory import MemoryBackend
+from holdfast.cache import Images
 from holdfast.codec import values, wire
+from holdfast.growth import Growth
 from tests import postgres
 from tests.test_layout import message, mutate, thing
 
@@ -212,15 +214,18 @@ class StoreMachine(RuleBasedStateMachine):
                 return
             parent = model.head
             roll = rng.random()
-            if roll < 0.75:
+            if roll < 0.6:
                 item = message(rng, i) if rng.random() < 0.9 else thing(rng, 2)
                 state.setdefault("messages", []).append(item)
                 checkpoint = session.append("messages", item)
-            elif roll < 0.85:
+            elif roll < 0.7:
                 state["step"] = i
                 checkpoint = session.patch(set={"step": i})
             else:
-                mutate(rng, state)
+                if roll < 0.85:  # grown, and maybe changed elsewhere as well
+                    state.setdefault("messages", []).append(message(rng, i))
+                if roll > 0.78:
+                    mutate(rng, state)
                 checkpoint = session.save(state)
             self.record(name, checkpoint, state, parent)
             if rng.random() < 0.2:
@@ -473,8 +478,51 @@ def kept_tombs(mutant: Any) -> None:
     mutant(revisions, "is_buried", lambda reader, place: False)
 
 
-@pytest.mark.parametrize("change", [lost_heads, forgotten_tombs, kept_tombs])
-def test_mutants_of_undo_and_delete(change: Any, mutant: Any) -> None:
+def one_stream(mutant: Any) -> None:
+    """Sessions and branches write to the same place."""
+    mutant(holdfast.Store, "new_stream", lambda self: 1)
+
+
+def anybodys_image(mutant: Any) -> None:
+    """What is saved is compared with what somebody saved."""
+
+    def get(self: Images, key: bytes) -> Any:
+        return next(reversed(self._held.values()))[0] if self._held else None
+
+    mutant(Images, "get", get)
+
+
+def no_comparing(mutant: Any) -> None:
+    """Of a list that grew, only what is new is looked at."""
+
+    def added(self: Growth, state: Any, image: Any) -> list[bytes] | None:
+        grown = state.get(self.key) if type(state) is dict else None
+        if type(grown) is not list or len(grown) <= self.count or [*state] != self.names:
+            return None
+        return [values.encode_exact(item, 2) for item in grown[self.count :]]
+
+    mutant(Growth, "added", added)
+
+
+def no_swapping(mutant: Any) -> None:
+    """Whoever comes last wins."""
+    real = MemoryBackend.commit
+
+    def commit(self: MemoryBackend, change: Any) -> None:
+        with self.reader() as reader:
+            change.expect = reader.head(change.session) or b""
+        real(self, change)
+
+    mutant(MemoryBackend, "commit", commit)
+
+
+MUTANTS = [
+    lost_heads, forgotten_tombs, kept_tombs, one_stream, anybodys_image, no_comparing, no_swapping,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MUTANTS)
+def test_mutants(change: Any, mutant: Any) -> None:
     change(mutant)
     quick = settings(max_examples=200, stateful_step_count=25, phases=[Phase.generate])
     with pytest.raises(BaseException):  # noqa: B017 - however it shows
