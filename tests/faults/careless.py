@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.backends import disk, files_gc, files_writer
 from holdfast.backends.base import Change
+from holdfast.backends.files_catalog import LOCK
 from holdfast.backends.files_ledger import LOG, Ledger
 from holdfast.backends.files_reader import FilesReader, blob_path
 from holdfast.backends.files_streams import Streams
@@ -130,6 +131,24 @@ def locks_nothing() -> None:
         yield
 
     disk.locked = open_to_all
+
+
+def waits_for_nobody() -> None:
+    """All sessions have one lock, and who finds it taken gives up."""
+    real = disk.locked
+
+    @contextmanager
+    def impatient(
+        path: Path | str, timeout: float, *, shared: bool = False, sealed: bool = False
+    ) -> Iterator[None]:
+        if os.path.basename(path) != LOCK:
+            with real(path, timeout, shared=shared, sealed=sealed):
+                yield
+            return
+        with real(os.path.dirname(os.path.dirname(path)) + "/.lock", 0.0, sealed=sealed):
+            yield
+
+    disk.locked = impatient
 
 
 @contextmanager

@@ -312,6 +312,14 @@ def test_on_their_own_sessions_nobody_is_locked_out(rounds, tmp_path):
     assert not report.failures, str(report)
 
 
+def test_mutant_that_does_not_wait(tmp_path):
+    report = racing.race(
+        racing.alone, saves=40, folder=tmp_path, backend="files", sabotage=careless.waits_for_nobody
+    )
+    print(report)
+    assert any("Unavailable" in found for found in report.failures)
+
+
 @pytest.mark.parametrize("mutant", [careless.compares_no_heads, careless.locks_nothing])
 def test_mutant_that_lets_everybody_write(mutant):
     for _ in range(TRIES):

@@ -1,6 +1,6 @@
 """Eight processes at once."""
 
-from holdfast.backends import sqlite_writer
+from holdfast.backends import sqlite_file, sqlite_writer
 
 from . import racing
 
@@ -18,6 +18,17 @@ def test_on_their_own_sessions_nobody_is_locked_out(rounds, tmp_path):
     print(report)
     assert report.saved == 8 * rounds(100, torture=5000)
     assert not report.failures, str(report)
+
+
+def test_mutant_that_does_not_wait(tmp_path):
+    report = racing.race(racing.alone, saves=100, sabotage=impatient, folder=tmp_path)
+    print(report)
+    assert any("is locked by" in found for found in report.failures)
+
+
+def impatient():
+    """Gives up where another writes."""
+    sqlite_file._patience = lambda timeout: lambda count: False
 
 
 def test_mutant_that_saves_an_old_state_over_a_new_head():
