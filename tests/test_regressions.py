@@ -367,3 +367,16 @@ def test_a_prefix_means_what_is_not_deleted(home: Home, monkeypatch: pytest.Monk
     for name in ("one", "crowd"):
         home.session(name).delete()
     assert home.store.get(prefix).id == two.get(prefix).id == two.get("@").id
+
+
+def test_what_a_checkpoint_says_does_not_change(home: Home) -> None:
+    """Whatever is done to what it hands out."""
+    call = ToolCall("1", "pay", {"to": ["a"]}, {"n": [1]})
+    saved = home.session().save({}, meta={"a": [1], "b": {"c": {}}}, pending=[call])
+    for checkpoint in (saved, home.session().head):
+        assert checkpoint is not None
+        checkpoint.meta["a"].append(2)
+        checkpoint.meta["b"]["c"]["d"] = 1
+        checkpoint.pending[0].arguments["to"].append("b")
+        assert checkpoint.meta == {"a": [1], "b": {"c": {}}}
+        assert checkpoint.pending == (call,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -189,7 +190,7 @@ class Checkpoint:
     @property
     def pending(self) -> tuple[ToolCall, ...]:
         """Tool calls without a result when it was taken."""
-        return tuple(ToolCall(*call) for call in self._record.extra.get("pending", ()))
+        return tuple(ToolCall(*deepcopy(call)) for call in self._record.extra.get("pending", ()))
 
     @property
     def hint(self) -> str | None:
@@ -198,7 +199,7 @@ class Checkpoint:
 
     @property
     def meta(self) -> dict[str, Any]:
-        return dict(self._record.extra.get("meta", ()))
+        return deepcopy(dict(self._record.extra.get("meta", ())))
 
     @property
     def key(self) -> str | None:
