@@ -1353,7 +1353,7 @@ def test_s2_file_that_the_index_lost(store: holdfast.Store, root: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["../secret.json", "/{root}/../secret.json", "sessions/../../secret.json"]
 )
-def test_s2_index_with_a_path_that_leads_out(
+def test_row17_s2_index_with_a_path_that_leads_out(
     store: holdfast.Store, root: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     S2.fill(root, 2)
