@@ -133,6 +133,20 @@ def memory(tmp_path: Path) -> "Iterator[Home]":
 
 
 @pytest.fixture
+def here(tmp_path: Path) -> "Iterator[Home]":
+    """A store to copy from,"""
+    with _home("memory", tmp_path / "here") as home:
+        yield home
+
+
+@pytest.fixture(params=["memory", "sqlite", "files", "postgres"])
+def there(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Home]":
+    """and one of each kind to copy to."""
+    with _home(request.param, tmp_path / "there") as home:
+        yield home
+
+
+@pytest.fixture
 def terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> "Terminal":

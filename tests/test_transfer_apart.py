@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,7 @@ import holdfast
 from holdfast import Retention, cargo, transfer
 from holdfast.backends.base import Turnover
 from tests.home import TEXT, Home
-from tests.test_transfer import KINDS, copied_in_part, facts, life
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Home]:
-    home = Home("memory", tmp_path / "here")
-    yield home
-    home.give_back()
-
-
-@pytest.fixture(params=KINDS)
-def there(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
-    home = Home(request.param, tmp_path / "there")
-    yield home
-    home.give_back()
+from tests.test_transfer import copied_in_part, facts, life
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch, size: int = 2_000) -> None:

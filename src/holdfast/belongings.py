@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast import lineage
 from holdfast.backends.base import Copied, Notes
 from holdfast.codec import records
-from holdfast.codec.records import MAX_SEQ, Head, position
+from holdfast.codec.records import MAX_SEQ, Gap, Head, position
 from holdfast.errors import UNREADABLE, Conflict
 from holdfast.leases import Held
 from holdfast.live import Spans
@@ -40,10 +40,6 @@ class Besides:
         """What the other store lacks, which has the checkpoints `kept` and gets all of `found`."""
         reader, there, number, here = self._reader, self._there, self._number, self._here
         notes = Notes()
-        name, row = reader.session_by_number(number) or (b"", b"")
-        where = self._place(records.unseal_session(number, name, row).origin)
-        if where is not None:
-            notes.origin = lineage.place_at(where)
         facets: list[tuple[int, bytes, bytes]] = []
         keys: list[tuple[bytes, int]] = []
         for seq, each in found.items():
@@ -144,27 +140,43 @@ class Besides:
         if freed.all():
             rest = freed.without({*found, *kept})
             out.append((0, None, records.seal_freed(here, rest)))
-        for seq, body in self._reader.gaps(number, 1, MAX_SEQ):
-            gap = records.unseal_gap(number, seq, body)
+        for seq, gap in self._ways_up(found):
             if not self._has_parent(found[seq]):
                 gap = gap._replace(ancestor=self._place(gap.ancestor))
                 out.append((seq, gap.ancestor, records.seal_gap(here, seq, gap)))
         return [gap for gap in out if known.get(gap[0]) != gap[2]]
+
+    def _ways_up(self, found: dict[int, Row]) -> Iterator[tuple[int, Gap]]:
+        """What is above checkpoints whose parents may not be where the other store looks for them:
+        those that gc has freed here, and the one that a fork in the other store came from. If that
+        was freed there and is back, it has another number now, and the gap in the fork tells it.
+        """
+        gaps = self._reader.gaps(self._number, 1, MAX_SEQ)
+        for seq, body in gaps:
+            yield seq, records.unseal_gap(self._number, seq, body)
+        forked = 1 in found and "origin" in found[1].record.extra and 1 not in dict(gaps)
+        if forked and self._there.session_by_number(self._here):
+            name, row = self._reader.session_by_number(self._number) or (b"", b"")
+            origin = records.unseal_session(self._number, name, row).origin
+            if origin is not None:
+                parent = lineage.read_row(self._reader, lineage.place_at(origin)).record
+                yield 1, Gap(origin, 0, parent.hash)
 
     def _has_parent(self, row: Row) -> bool:
         """Whether the other store has kept the parent of a checkpoint."""
         r, here = row.record, self._here
         if r.parent_seq is None:
             return False
-        place = lineage.Place(here, r.parent_seq)
+        places: list[int | None] = [position(here, r.parent_seq)]
         if "origin" in r.extra:
             known = self._there.session_by_number(here)
-            where = records.unseal_session(here, *known).origin if known else None
-            if where is None:
-                return False
-            place = lineage.place_at(where)
-        kept = self._there.checkpoint(*place)
-        return kept is not None and kept[0] == r.parent
+            gap = lineage.gap_before(self._there, lineage.Place(here, r.seq))
+            places = [
+                records.unseal_session(here, *known).origin if known else None,
+                gap.ancestor if gap else None,
+            ]
+        kept = [self._there.checkpoint(*lineage.place_at(at)) for at in places if at is not None]
+        return any(row is not None and row[0] == r.parent for row in kept)
 
 
 def says_anything(notes: Notes) -> bool:

@@ -13,7 +13,7 @@ from ormsgpack import Ext
 
 from holdfast.codec import streams, values, wire
 from holdfast.codec.nodes import BLOB_TAG, DICT, RAW, ROPE_TAG, parse_blob, parse_rope
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, Corrupt
 from holdfast.live import Spans
 from holdfast.source import StoredSource
 
@@ -31,34 +31,56 @@ CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 2_000
 
 
 class Cargo:
-    """What is known of the data in both stores."""
+    """What is known of the data in both stores.
+
+    Items keep their numbers, but those of one stream may lie in several there: a session adds only
+    to streams of its own. In another's it would write where that one goes on by itself.
+    """
 
     def __init__(
         self, source: Backend, reader: Reader, target: Backend, new_stream: Callable[[], int]
     ) -> None:
         self._reader, self._target, self._new_stream = reader, target, new_stream
         self._data = StoredSource(source, reader)
-        self._streams: dict[int, int] = {}
-        self._spans: dict[int, Spans] = {}
-        """By stream: what of it the other store has."""
-        self._fresh: set[int] = set()
+        self._lines: dict[int, int] = {}
+        self._where: dict[int, dict[int, Spans]] = {}
+        """By stream, and by stream of the other store: which items of the one are in the other."""
         self.blobs: set[bytes] = set()
+        self.begin()
 
-    def stream(self, stream: int) -> int:
-        if stream not in self._streams:
-            self._streams[stream] = self._new_stream()
+    def begin(self) -> None:
+        """The next session."""
+        self._own: dict[int, int] = {}
+        self._fresh: set[int] = set()
+
+    def line(self, line: int) -> int:
+        if line not in self._lines:
+            self._lines[line] = self._new_stream()
+        return self._lines[line]
+
+    def same_line(self, line: int, other: int) -> None:
+        self._lines[line] = other
+
+    def own(self, stream: int) -> int:
+        """Where the session puts what the other store lacks of a stream."""
+        if stream not in self._own:
+            self._own[stream] = self._new_stream()
             self._fresh.add(stream)
-        return self._streams[stream]
+        return self._own[stream]
+
+    def goes_on(self, stream: int, other: int) -> None:
+        """The session itself writes this stream, here and there."""
+        self._own[stream] = other
 
     def is_fresh(self, stream: int) -> bool:
-        """Whether no checkpoint in the other store refers to a stream yet."""
+        """Whether no checkpoint in the other store refers to the session's own one yet."""
         return stream in self._fresh
 
     def landed(self, stream: int, spans: Spans) -> None:
         """Some of it is in the other store now, with checkpoints that refer to it."""
         self._fresh.discard(stream)
         for span in spans.all():
-            self.spans(stream).add(*span)
+            self.spans(stream, self.own(stream)).add(*span)
 
     def there(self, stream: int, low: int, high: int) -> dict[int, bytes]:
         """By number: items that the other store has, though what it shares with us needs them not.
@@ -69,32 +91,40 @@ class Cargo:
         if self.is_fresh(stream):
             return found
         with StoredSource(self._target) as source:
-            for first, row in source.rows(self.stream(stream), low, high):
+            for first, row in source.rows(self.own(stream), low, high):
                 for n, (start, end) in enumerate(pairwise([0, *row.ends]), first):
                     found[n] = row.data[start:end]
         return found
 
-    def same_stream(self, stream: int, other: int) -> None:
-        self._streams[stream] = other
+    def spans(self, stream: int, other: int) -> Spans:
+        """Which items of a stream are in one of the other store."""
+        return self._where.setdefault(stream, {}).setdefault(other, Spans())
 
-    def spans(self, stream: int) -> Spans:
-        return self._spans.setdefault(stream, Spans())
+    def lacking(self, stream: int, low: int, high: int) -> list[tuple[int, int]]:
+        """What of a span is nowhere in the other store."""
+        parts = [(low, high)]
+        for spans in self._where.get(stream, {}).values():
+            parts = [part for span in parts for part in spans.missing(*span)]
+        return parts
 
-    def remapped(self, stored: bytes) -> bytes:
-        """A stored encoding with the other store's numbers in its references."""
-
-        def follow(tag: int, data: bytes) -> Ext:
-            if tag != ROPE_TAG:
-                return Ext(tag, data)
-            rope = ormsgpack.unpackb(data)
-            tails, extents = rope[6], rope[7]
-            for i in range(0, len(tails), 6):
-                tails[i : i + 2] = [self.stream(tails[i]), self.stream(tails[i + 1])]
-            for i in range(0, len(extents), 3):
-                extents[i] = self.stream(extents[i])
-            return Ext(tag, ormsgpack.packb(rope))
-
-        return ormsgpack.packb(values.decode(stored, follow), None, values.PACK)
+    def pieces(self, extent: Extent, coming: Spans) -> list[Extent]:
+        """Where items lie in the other store, once those that are `coming` are in our own there."""
+        stream, first, count = extent
+        places = [(self.own(stream), coming), *self._where.get(stream, {}).items()]
+        parts, found = [(first, first + count)], list[tuple[int, int, int]]()
+        for other, spans in sorted(places, key=lambda place: -_covered(place[1], *parts[0])):
+            found += [(a, b, other) for span in parts for a, b in spans.within(*span)]
+            parts = [part for span in parts for part in spans.missing(*span)]
+            if not parts:
+                break
+        else:
+            raise Corrupt(f"items of stream {stream} are on no way to the other store")
+        out: list[Extent] = []
+        for low, high, other in sorted(found):
+            if out and out[-1][0] == other:
+                low -= out.pop()[2]
+            out.append((other, low, high - low))
+        return out
 
     def items(self, stream: int, low: int, high: int) -> tuple[list[bytes], bool]:
         """Items, and whether any may hold references."""
@@ -113,6 +143,10 @@ def _items(source: StoredSource, extents: Sequence[Extent]) -> tuple[list[bytes]
         starts = pairwise([piece.base, *piece.ends])
         out += [piece.data[a - piece.base : b - piece.base] for a, b in starts]
     return out, refs
+
+
+def _covered(spans: Spans, low: int, high: int) -> int:
+    return sum([b - a for a, b in spans.within(low, high)])
 
 
 class Load:
@@ -150,21 +184,38 @@ class Load:
                     if tail.small < tail.end:
                         self._cargo.items(tail.stream, tail.small, tail.end)  # or it is not there
                     self._cuts.setdefault(tail.stream, set()).update((tail.small, tail.loose))
-                    self._need(rope, tail.stream, tail.small, tail.end)
+                    own = self._cargo.spans(tail.stream, self._cargo.own(tail.stream))
+                    self._need(rope, tail.stream, own.missing(tail.small, tail.end))
             for stream, first, count in rope.extents:
-                self._need(rope, stream, first, first + count)
+                self._need(rope, stream, self._cargo.lacking(stream, first, first + count))
 
-    def _need(self, rope: Rope, stream: int, low: int, high: int) -> None:
-        if low >= high:
-            return
+    def _need(self, rope: Rope, stream: int, lacking: list[tuple[int, int]]) -> None:
         kind, spans = self._ranges.setdefault(stream, (rope.kind, Spans()))
-        lacking = self._cargo.spans(stream).missing(low, high)
         for start, stop in [new for part in lacking for new in spans.add(*part)]:
             items, refs = self._cargo.items(stream, start, stop)
             self.size += sum(map(len, items))
             for item in items if refs and kind != RAW else ():
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 values.decode(item[cut:], self._follow)
+
+    def remapped(self, stored: bytes) -> bytes:
+        """A stored encoding with the other store's numbers in its references."""
+
+        def follow(tag: int, data: bytes) -> Ext:
+            if tag != ROPE_TAG:
+                return Ext(tag, data)
+            rope = ormsgpack.unpackb(data)
+            tails, extents = rope[6], rope[7]
+            for i in range(0, len(tails), 6):
+                tails[i : i + 2] = [self._cargo.line(tails[i]), self._cargo.own(tails[i + 1])]
+            rope[7] = []
+            for extent in zip(extents[::3], extents[1::3], extents[2::3], strict=True):
+                coming = self._ranges[extent[0]][1]
+                for piece in self._cargo.pieces(extent, coming):
+                    rope[7] += piece
+            return Ext(tag, ormsgpack.packb(rope))
+
+        return ormsgpack.packb(values.decode(stored, follow), None, values.PACK)
 
     def done(self) -> None:
         """It is in the other store now."""
@@ -196,7 +247,7 @@ class Load:
 
     def _rows(self, *, fresh: bool) -> Iterator[RowWrite]:
         for stream, (kind, spans) in sorted(self._ranges.items()):
-            new = self._cargo.stream(stream)
+            new = self._cargo.own(stream)
             if self._cargo.is_fresh(stream) is not fresh:
                 continue
             cuts = self._cuts.get(stream, set())
@@ -216,7 +267,7 @@ class Load:
         if refs and kind != RAW:
             for n, item in enumerate(items):
                 cut = wire.string_length(item, 0) if kind == DICT else 0
-                items[n] = item[:cut] + self._cargo.remapped(item[cut:])
+                items[n] = item[:cut] + self.remapped(item[cut:])
         if any(known.get(n, item) != item for n, item in enumerate(items, low)):
             raise Conflict("the other store has something else where an item belongs")
         for start, stop in Spans.of(n for n in range(low, high) if n not in known).all():
@@ -230,7 +281,8 @@ class Pairing:
         self._cargo, self._theirs = cargo, theirs
 
     def roots(self, ours: Row, theirs: Row) -> None:
-        self._cargo.same_stream(ours.line, theirs.line)
+        self._cargo.same_line(ours.line, theirs.line)
+        self._line = ours.line
         self._pair(ours.root, theirs.root)
 
     def _pair(self, ours: bytes, theirs: bytes) -> None:
@@ -242,11 +294,10 @@ class Pairing:
 
     def _ropes(self, ours: Rope, theirs: Rope) -> None:
         for mine, other in zip(ours.tails, theirs.tails, strict=True):
-            self._cargo.same_stream(mine.line, other.line)
-            self._cargo.same_stream(mine.stream, other.stream)
-        for (stream, first, count), (same, _, _) in zip(ours.extents, theirs.extents, strict=True):
-            self._cargo.same_stream(stream, same)
-            new = self._cargo.spans(stream).add(first, first + count)
+            if mine.line == self._line:
+                self._cargo.goes_on(mine.stream, other.stream)
+        for stream, same, first, count in _aligned(ours.extents, theirs.extents):
+            new = self._cargo.spans(stream, same).add(first, first + count)
             for low, high in new if ours.kind != RAW else ():
                 self._items(ours.kind, (stream, low, high - low), (same, low, high - low))
 
@@ -257,6 +308,22 @@ class Pairing:
             for a, b in zip(mine, _items(self._theirs, [theirs])[0], strict=True):
                 cut = wire.string_length(a, 0) if kind == DICT else 0
                 self._pair(a[cut:], b[cut:])
+
+
+def _aligned(
+    ours: Sequence[Extent], theirs: Sequence[Extent]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Streams of both that hold the same items, the first one's number, and how many."""
+    rest = list(theirs[::-1])
+    for stream, first, count in ours:
+        while count and rest:
+            same, at, length = rest.pop()
+            both = min(count, length)
+            if first == at:
+                yield stream, same, first, both
+            if both < length:
+                rest.append((same, at + both, length - both))
+            first, count = first + both, count - both
 
 
 def _references(stored: bytes) -> list[tuple[int, bytes]]:

@@ -89,7 +89,7 @@ def _shown(reader: Reader, number: int) -> str:
 
 
 def _wanted(reader: Reader, names: Iterable[str] | None) -> list[int]:
-    """Sessions to copy, each after the one that it was forked from, which comes along."""
+    """Sessions to copy, each after those that it descends from, which come along."""
     if isinstance(names, str):
         raise InvalidRequest("sessions must be a list of names, not a string")
     chosen: list[int] = []
@@ -101,23 +101,31 @@ def _wanted(reader: Reader, names: Iterable[str] | None) -> list[int]:
             chosen += [n for n, raw, _ in page if records.former_name(n, raw) is None]
             after = page[-1][1]
     order: dict[int, None] = {}
-    for number in chosen:
-        line = [number]
-        while (above := _origin(reader, line[-1])) is not None and above not in order:
-            line.append(above)
-        order |= dict.fromkeys(reversed(line))
+    seen: set[int] = set()  # a file that was made up may have them go round in a circle
+    stack = chosen[::-1]
+    while stack:
+        above = set() if stack[-1] in seen else _above(reader, stack[-1]) - seen
+        seen.add(stack[-1])
+        stack += sorted(above)
+        if not above:
+            order[stack.pop()] = None
     return list(order)
 
 
-def _origin(reader: Reader, number: int) -> int | None:
-    """The session that one was forked from, if that is still there."""
+def _above(reader: Reader, number: int) -> set[int]:
+    """The sessions that one descends from, of those that are there.
+
+    If the one that it was forked from was freed, its gaps tell where its history goes on.
+    """
     found = reader.session_by_number(number)
+    places: list[int | None] = []
     with suppress(*UNREADABLE):
         if found is not None:
-            where = records.unseal_session(number, *found).origin
-            if where is not None and reader.session_by_number(where >> records.SEQ_BITS):
-                return where >> records.SEQ_BITS
-    return None
+            places.append(records.unseal_session(number, *found).origin)
+        for seq, body in reader.gaps(number, 1, MAX_SEQ):
+            places.append(records.unseal_gap(number, seq, body).ancestor)
+    sessions = {place >> records.SEQ_BITS for place in places if place is not None} - {number}
+    return {session for session in sessions if reader.session_by_number(session)}
 
 
 class _Copy:
@@ -136,13 +144,14 @@ class _Copy:
 
     def session(self, number: int) -> None:
         self._failed.add(number)  # until it is done
+        self._cargo.begin()
         self._session(number)
         self._failed.discard(number)
 
     def _session(self, number: int) -> None:
         name, row = self._reader.session_by_number(number) or (b"", b"")
         info = records.unseal_session(number, name, row)
-        if info.origin is not None and info.origin >> records.SEQ_BITS in self._failed:
+        if not self._failed.isdisjoint(_above(self._reader, number)):
             raise Conflict("the session that it was forked from was not copied")
         _, head = lineage.read_head(self._reader, number)
         head = head._replace(lease=None)  # who runs it here does not run it there
@@ -151,20 +160,21 @@ class _Copy:
             for seq, id, body in all_rows(self._reader, number)
         }
         self._check_complete(number, head, found)
+        self._check_origin(number, info, found)
         former = records.former_name(number, name)
         # Of a session that is not there nothing has to be looked up, which takes long on a server.
         other = self._target.backend if (former or name) in self._names else MemoryBackend()
         with other.reader() as there:
             known = _counterpart(there, name, former, found)
-            here = known or self._target.new_session()
+            here = known or self._places.get(number) or self._target.new_session()
             self._places[number] = here
             besides = Besides(self._reader, there, self._place, number, here)
             has: set[int] = set()
             kept = list(all_rows(there, here)) if known else []
             if known:
-                besides.check_unchanged()
                 pairing = Pairing(self._cargo, StoredSource(self._target.backend, there))
                 has = self._compare(pairing, number, here, found, kept)
+                besides.check_unchanged()
             expect = there.head(here) if known else None
             new = [found[seq] for seq in sorted(found.keys() - has)]
             self.known += len(has)
@@ -174,10 +184,12 @@ class _Copy:
             notes = besides.notes(found, [seq for seq, _, _ in kept], head, self._freed)
         if former is not None:
             name = records.deleted_name(here, former)
-        created = Info(info.created_us, info.agent, self._place(info.origin))
-        create = None if known else (name, records.seal_session(here, name, created))
+        create, origin = None, None
+        if not known:
+            origin = self._place(info.origin)
+            create = name, records.seal_session(here, name, info._replace(origin=origin))
         if new or expect != head.seal(here) or says_anything(notes):
-            self._write(_Landing(here, create, expect or b"", notes), new, head)
+            self._write(_Landing(here, create, origin, expect or b"", notes), new, head)
             self.sessions.add(number)
 
     def _check_complete(self, number: int, head: Head, found: dict[int, Row]) -> None:
@@ -188,6 +200,19 @@ class _Copy:
             raise Corrupt(f"the record of checkpoint {low} is missing")
         if head.seq and head.seq not in found:
             raise Corrupt("the head points at no checkpoint")
+
+    def _check_origin(self, number: int, info: Info, found: dict[int, Row]) -> None:
+        """Corrupt if what the session descends from is missing, and not because gc has freed it."""
+        gaps = dict(self._reader.gaps(number, 1, MAX_SEQ))
+        above = [records.unseal_gap(number, seq, body).ancestor for seq, body in gaps.items()]
+        if 1 in found and 1 not in gaps:
+            above.append(info.origin)
+        for place in [lineage.place_at(at) for at in above if at is not None]:
+            own = place.session == number
+            if not (place.seq in found if own else self._reader.checkpoint(*place)):
+                raise Corrupt("a checkpoint that it descends from is missing")
+        for seq in gaps.keys() - found.keys():
+            raise Corrupt(f"there is no checkpoint {seq}, but something of those before it")
 
     def _write(self, landing: _Landing, new: list[Row], head: Head) -> None:
         """Checkpoints with all that they need, a bounded part at a time; the rest with the last."""
@@ -216,7 +241,7 @@ class _Copy:
         for each in early:
             so_far = landing.at or Head(0, 0, 0, None).seal(here)
             self._commit(landing.change(so_far, each, Copied(self._freed)))
-        checkpoints = [self._checkpoint(here, row) for row in rows]
+        checkpoints = [self._checkpoint(here, row, load) for row in rows]
         if last:
             copied = landing.rest(checkpoints)
         else:
@@ -263,9 +288,9 @@ class _Copy:
                 raise Conflict(f"the other store has another checkpoint {r.parent_seq}")
         return has
 
-    def _checkpoint(self, here: int, row: Row) -> tuple[int, bytes, bytes]:
+    def _checkpoint(self, here: int, row: Row, load: Load) -> tuple[int, bytes, bytes]:
         r = row.record
-        line, root = self._cargo.stream(row.line), self._cargo.remapped(row.root)
+        line, root = self._cargo.line(row.line), load.remapped(row.root)
         body = records.seal_checkpoint(
             here, r.seq, r.id, row.meta, r.hash, line, r.size, r.added, root, r.skip
         )
@@ -285,10 +310,16 @@ class _Landing:
     """How far a session has come in the other store, and what it has besides checkpoints."""
 
     def __init__(
-        self, session: int, create: tuple[bytes, bytes] | None, expect: bytes, notes: Notes
+        self,
+        session: int,
+        create: tuple[bytes, bytes] | None,
+        origin: int | None,
+        expect: bytes,
+        notes: Notes,
     ) -> None:
         self.session, self.at = session, expect
-        self._create, self._origin, self._notes = create, notes.origin, notes
+        self._create, self._notes = create, notes
+        self._origin = None if origin is None else lineage.place_at(origin)
 
     def change(self, head: bytes, part: Part, copied: Copied, *, all_of_it: bool = False) -> Change:
         """The next one, which is expected to be made."""
