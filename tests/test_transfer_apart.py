@@ -260,3 +260,51 @@ def test_a_copy_in_parts_is_a_session_at_any_time(
     whole(there)
     there.session().append("log", "and on")
     whole(there)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("freed_there", [False, True])
+def test_parts_are_whole_whatever_was_freed(
+    here: Home, there: Home, after: int, freed_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freed there, and back; or freed here, between those that come along."""
+    small_parts(monkeypatch, 1_000)
+    session = here.store.session("s", agent="planner")
+    for n in range(20):
+        log = [f"{n} {i} {TEXT}" for i in range(4)]
+        session.save({"log": log}, trigger="t", key=f"k{n}")
+    if freed_there:
+        session.prune(Retention(keep_last=3))
+        here.store.copy(there.store)
+        there.store.gc()
+        session.undo()
+    else:
+        here.store.copy(there.store)
+        for n in range(20, 40):
+            session.save({"log": [f"{n} {i} {TEXT}" for i in range(4)]}, trigger="t", key=f"k{n}")
+        for checkpoint in [*session.tree()][20:36:2]:
+            session.delete(checkpoint.id)
+        here.store.gc()
+    copied_in_part(here, there, after)
+    there.reopened()
+    whole(there)
+    for checkpoint in there.session().tree():
+        assert there.session().get(f"key:{checkpoint.key}").id == checkpoint.id
+    assert here.store.copy(there.store).skipped == ()
+    whole(there)
+    assert facts(there.store) == facts(here.store)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_what_has_come_is_found(
+    here: Home, there: Home, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_parts(monkeypatch, 1_000)
+    session = here.store.session("s", agent="planner")
+    for n in range(20):
+        session.save({"log": [f"{n} {i} {TEXT}" for i in range(4)]}, trigger="t", key=f"k{n}")
+    copied_in_part(here, there, after)
+    whole(there)
+    came = {checkpoint.id for checkpoint in there.session().tree()}
+    for query in ({"trigger": "t"}, {"agent": "planner"}):
+        assert {checkpoint.id for checkpoint in there.store.find(**query)} == came

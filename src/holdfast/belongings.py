@@ -14,10 +14,11 @@ from holdfast.leases import Held
 from holdfast.live import Spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.backends.base import Reader
     from holdfast.codec.records import Row
+    from holdfast.model import Record
 
 _PAGE = 1_000
 
@@ -35,17 +36,23 @@ class Besides:
     ) -> None:
         self._reader, self._there, self._place = reader, there, place
         self._number, self._here = number, here
+        self._notes, self._copied = Notes(), Copied(0)
+        self._freed, self._has = Spans(), set[int]()
 
-    def notes(self, found: dict[int, Row], kept: Collection[int], head: Head, freed: int) -> Notes:
-        """What the other store lacks, which has the checkpoints `kept` and gets all of `found`."""
+    def collect(self, found: dict[int, Row], kept: Iterable[int], head: Head, freed: int) -> bool:
+        """What the other store lacks, which has the checkpoints `kept` and gets all of `found`;
+        whether that is anything.
+        """
         reader, there, number, here = self._reader, self._there, self._number, self._here
-        notes = Notes()
+        notes = self._notes
+        self._has = {*kept}
+        for low, high in [*lineage.freed(reader, number), *lineage.freed(there, here)]:
+            self._freed.add(low, high)
         facets: list[tuple[int, bytes, bytes]] = []
         keys: list[tuple[bytes, int]] = []
         for seq, each in found.items():
             r = each.record
-            facets += records.facets(r.id, r.extra)
-            facets += records.session_facets(here, r.extra)
+            facets += self._facets(r)
             key = records.encode_name(r.extra["key"]) if "key" in r.extra else None
             if key is not None and reader.find_key(number, key) == seq:
                 keys.append((key, seq))
@@ -54,21 +61,47 @@ class Besides:
         notes.keys = [(key, seq) for key, seq in keys if there.find_key(here, key) != seq]
         self._buried(notes)
         operations = dict(there.operations(here, 1, MAX_SEQ))
-        notes.copied = Copied(
+        notes.copied = self._copied = Copied(
             freed,
             operations=[
                 (n, body)
                 for n, body in self.operations(head.operations)
                 if operations.get(n) != body
             ],
-            gaps=self._gaps(found, kept),
+            gaps=self._gaps(found),
             journal=self._entries(),
         )
         lease = reader.lease(number)
         if lease is not None and there.lease(here) is None:
             # A run goes on here, if at all; a journal without a lease would be damage.
             notes.lease = (b"", Held.read(lease)._replace(open=False).seal(here))
-        return notes
+        return _says_anything(notes, self._copied)
+
+    def part(self, checkpoints: Sequence[tuple[int, bytes, bytes]], rows: Sequence[Row]) -> Notes:
+        """What comes with some of the checkpoints: what they are found by, what is above them, and,
+        as it is from then on, which ones are freed.
+        """
+        seqs = {row.record.seq for row in rows}
+        self._has |= seqs
+        facets = {facet for row in rows for facet in self._facets(row.record)}
+        gaps = [gap for gap in self._copied.gaps if gap[0] in seqs]
+        if any(seq == 0 for seq, _, _ in self._copied.gaps):
+            rest = self._freed.without(self._has)
+            gaps.append((0, None, records.seal_freed(self._here, rest)))
+        return Notes(
+            facets=[facet for facet in self._notes.facets if facet in facets],
+            keys=[(key, seq) for key, seq in self._notes.keys if seq in seqs],
+            copied=Copied(self._copied.freed, checkpoints, gaps=gaps),
+        )
+
+    def rest(self, checkpoints: Sequence[tuple[int, bytes, bytes]]) -> Notes:
+        """All of it, with the last of the checkpoints."""
+        self._copied.checkpoints = checkpoints
+        return self._notes
+
+    def _facets(self, record: Record) -> list[tuple[int, bytes, bytes]]:
+        own = records.facets(record.id, record.extra)
+        return own + records.session_facets(self._here, record.extra)
 
     def check_unchanged(self) -> None:
         """Conflict if the session was changed in the other store: whatever was done there (a tag, a
@@ -127,18 +160,13 @@ class Besides:
             first = page[-1][0] + 1
         return out
 
-    def _gaps(
-        self, found: dict[int, Row], kept: Collection[int]
-    ) -> list[tuple[int, int | None, bytes]]:
+    def _gaps(self, found: dict[int, Row]) -> list[tuple[int, int | None, bytes]]:
         """What is known of those that are gone; the other store may have them still."""
-        number, here = self._number, self._here
+        here = self._here
         out: list[tuple[int, int | None, bytes]] = []
         known = dict(self._there.gaps(here, 0, MAX_SEQ))
-        freed = Spans()
-        for low, high in [*lineage.freed(self._reader, number), *lineage.freed(self._there, here)]:
-            freed.add(low, high)
-        if freed.all():
-            rest = freed.without({*found, *kept})
+        if self._freed.all():
+            rest = self._freed.without({*self._has, *found})
             out.append((0, None, records.seal_freed(here, rest)))
         for seq, gap in self._ways_up(found):
             if not self._has_parent(found[seq]):
@@ -179,8 +207,7 @@ class Besides:
         return any(row is not None and row[0] == r.parent for row in kept)
 
 
-def says_anything(notes: Notes) -> bool:
-    copied = notes.copied or Copied(0)
+def _says_anything(notes: Notes, copied: Copied) -> bool:
     return any(
         (
             notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import lineage
 from holdfast.backends.base import Change, Copied, Gone, Moved, Notes
 from holdfast.backends.memory import MemoryBackend
-from holdfast.belongings import Besides, says_anything
+from holdfast.belongings import Besides
 from holdfast.cargo import CHUNK_BYTES, Cargo, Load, Pairing
 from holdfast.codec import records
 from holdfast.codec.records import MAX_SEQ, Head, Info, position
@@ -181,15 +181,15 @@ class _Copy:
             if former is not None and known and lineage.is_deleted(there, here) is False:
                 # Deleted here since: there it lives on, with what is new for its forks.
                 head = records.unseal_head(here, expect or b"")._replace(last=head.last)
-            notes = besides.notes(found, [seq for seq, _, _ in kept], head, self._freed)
+            more = besides.collect(found, [seq for seq, _, _ in kept], head, self._freed)
         if former is not None:
             name = records.deleted_name(here, former)
         create, origin = None, None
         if not known:
             origin = self._place(info.origin)
             create = name, records.seal_session(here, name, info._replace(origin=origin))
-        if new or expect != head.seal(here) or says_anything(notes):
-            self._write(_Landing(here, create, origin, expect or b"", notes), new, head)
+        if new or more or expect != head.seal(here):
+            self._write(_Landing(here, create, origin, expect or b"", besides), new, head)
             self.sessions.add(number)
 
     def _check_complete(self, number: int, head: Head, found: dict[int, Row]) -> None:
@@ -240,13 +240,11 @@ class _Copy:
         *early, part = load.parts()
         for each in early:
             so_far = landing.at or Head(0, 0, 0, None).seal(here)
-            self._commit(landing.change(so_far, each, Copied(self._freed)))
+            self._commit(landing.change(so_far, each, Notes(copied=Copied(self._freed))))
         checkpoints = [self._checkpoint(here, row, load) for row in rows]
-        if last:
-            copied = landing.rest(checkpoints)
-        else:
-            copied = Copied(self._freed, checkpoints, gaps=landing.gaps(rows))
-        self._commit(landing.change(head.seal(here), part, copied, all_of_it=last))
+        besides = landing.besides
+        notes = besides.rest(checkpoints) if last else besides.part(checkpoints, rows)
+        self._commit(landing.change(head.seal(here), part, notes))
         load.done()
         self.checkpoints += len(rows)
 
@@ -315,16 +313,15 @@ class _Landing:
         create: tuple[bytes, bytes] | None,
         origin: int | None,
         expect: bytes,
-        notes: Notes,
+        besides: Besides,
     ) -> None:
-        self.session, self.at = session, expect
-        self._create, self._notes = create, notes
+        self.session, self.at, self.besides = session, expect, besides
+        self._create = create
         self._origin = None if origin is None else lineage.place_at(origin)
 
-    def change(self, head: bytes, part: Part, copied: Copied, *, all_of_it: bool = False) -> Change:
+    def change(self, head: bytes, part: Part, notes: Notes) -> Change:
         """The next one, which is expected to be made."""
-        notes = self._notes if all_of_it else Notes()
-        notes.origin, notes.copied = self._origin, copied
+        notes.origin = self._origin
         change = Change(self.session, self.at, head, self._create, None, *part, notes)
         self._create, self._origin, self.at = None, None, head
         return change
@@ -337,17 +334,6 @@ class _Landing:
             return before._replace(last=max(before.last, r.seq))
         near = None if "origin" in r.extra else r.parent_seq
         return Head(r.seq, r.seq, before.operations, near)
-
-    def rest(self, checkpoints: list[tuple[int, bytes, bytes]]) -> Copied:
-        copied = self._notes.copied or Copied(0)
-        copied.checkpoints = checkpoints
-        return copied
-
-    def gaps(self, rows: list[Row]) -> list[tuple[int, int | None, bytes]]:
-        """What is known of those that are gone, as far as it concerns these or all."""
-        seqs = {0, *[row.record.seq for row in rows]}
-        gaps = self._notes.copied.gaps if self._notes.copied else ()
-        return [gap for gap in gaps if gap[0] in seqs]
 
 
 def _names(reader: Reader) -> set[bytes]:
