@@ -71,6 +71,9 @@ class Besides:
             gaps=self._gaps(found),
             journal=self._entries(),
         )
+        first = next((n for n, _ in self._copied.journal), 1)
+        if first > there.last_entry(here) + 1:
+            self._copied.journal_from = first  # what lay between was freed here since
         lease = reader.lease(number)
         if lease is not None and there.lease(here) is None:
             # A run goes on here, if at all; a journal without a lease would be damage.

@@ -121,6 +121,8 @@ class Copied:
     """seq, position of the ancestor, and row"""
     journal: Sequence[tuple[int, bytes]] = ()
     """number, row"""
+    journal_from: int = 0
+    """Entries of the journal below this number go: those that came after them are freed."""
 
 
 @dataclass(slots=True)
@@ -317,6 +319,10 @@ class Reader(Protocol):
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Rows and bytes by kind of row."""
         ...
+
+    def damage(self, session: int) -> str | None:  # noqa: ARG002 # most storages need not look
+        """In words, that something of a session is lost, if that cannot be told from its rows."""
+        return None
 
     def check(self) -> Iterator[str]:
         """What is wrong with the storage's own structures, in words."""

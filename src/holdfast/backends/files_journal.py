@@ -53,8 +53,8 @@ def read(ledger: Ledger, low: int = 1) -> list[tuple[int, bytes]]:
     except (FileNotFoundError, NotADirectoryError):
         found = _Text({}, 0, begins=False)
     first = max(1, ledger.journal_from)
-    if found.rows and found.begins:
-        first = max(first, min(found.rows))
+    if found.rows and found.begins and ledger.damaged:
+        first = max(first, min(found.rows))  # a line that is lost may have said so
     out, at = [], max(first, low)
     for n in sorted([n for n in found.rows if n >= at]):
         if n > at:

@@ -76,6 +76,7 @@ def _show_notes(
             [seq, ancestor, row(text.plain(rows.GAP, position(session, seq), body))]
             for seq, ancestor, body in copied.gaps
         ]
+        found["journal"] = copied.journal_from
     if notes.rename is not None:
         found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
     if notes.lease is not None:

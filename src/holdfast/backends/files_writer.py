@@ -266,12 +266,16 @@ def commit(home: Home, change: Change) -> None:
                 home.streams.append(path, end, lines, batch)
             for file, text in texts:
                 batch.put(file, text)
-        if notes.copied is not None and notes.copied.journal:
-            files_journal.copy(home, ledger, notes.copied.journal)
+        copied = notes.copied
+        if copied is not None and copied.journal and not copied.journal_from:
+            files_journal.copy(home, ledger, copied.journal)
         if notes.lease is not None:  # first, so that nobody takes the new lease for an old one
             files_journal.settle(home, ledger)
             files_journal.note(ledger, notes.lease[0])
         home.log(ledger, entry, line, change)
+        if copied is not None and copied.journal_from:
+            # Only now does the log tell that those in between are not missing.
+            files_journal.copy(home, ledger, copied.journal)
 
 
 def _texts(ledger: Ledger, change: Change, notes: Notes) -> list[tuple[str, bytes]]:

@@ -158,7 +158,8 @@ class MemoryBackend(Backend, Reader):
         self._operations.setdefault(session, {}).update(copied.operations)
         for seq, ancestor, row in copied.gaps:
             self._gaps[session, seq] = (ancestor, row)
-        self._journal.setdefault(session, {}).update(copied.journal)
+        kept = {n: e for n, e in self._journal.get(session, {}).items() if n >= copied.journal_from}
+        self._journal[session] = kept | dict(copied.journal)
 
     def jot(self, jot: Jot) -> None:
         with self._lock:

@@ -74,6 +74,7 @@ ON CONFLICT (session) DO UPDATE
 SET token = excluded.token, since = excluded.since, body = excluded.body)"""
 _JOURNAL = """, journal_ AS (INSERT INTO journal SELECT t.* FROM moved, unnest(%s, %s) t
 ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_UNJOURNAL = ", unjournal AS (DELETE FROM journal USING moved WHERE pos >= %s AND pos < %s)"
 _COPIED = ", copied AS (INSERT INTO checkpoints SELECT t.* FROM moved, unnest(%s, %s, %s) t)"
 _OPERATIONS = """, operations_ AS (INSERT INTO operations SELECT t.* FROM moved, unnest(%s, %s) t
 ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
@@ -208,6 +209,9 @@ class Statement:
             seqs, far, bodies = zip(*copied.gaps, strict=True)
             places = [position(session, seq) for seq in seqs]
             self._add(_GAPS, places, [-1 if at is None else at for at in far], [*bodies])
+        if copied.journal_from:
+            low, high = position(session, 0), position(session, copied.journal_from)
+            self._add(_UNJOURNAL, Int8(low), Int8(high))
         if copied.journal:
             numbers, bodies = zip(*copied.journal, strict=True)
             self._add(_JOURNAL, [position(session, n) for n in numbers], [*bodies])

@@ -290,6 +290,8 @@ def _write_copied(execute: Any, session: int, copied: Copied) -> None:
     for seq, ancestor, body in copied.gaps:
         row = (position(session, seq), ancestor, body)
         execute("INSERT OR REPLACE INTO gaps VALUES (?, ?, ?)", row)
+    low, high = position(session, 0), position(session, copied.journal_from)
+    execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, high))
     for number, body in copied.journal:
         where = position(session, number)
         execute("INSERT OR REPLACE INTO journal VALUES (?, ?)", (where, body))

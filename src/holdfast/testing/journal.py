@@ -95,7 +95,13 @@ class JournalContract:
         backend.jot(Jot(number, b"two", 7, [b"g"]))
         with backend.reader() as reader:
             equal(reader.journal(number, 5, 9), [(5, b"e"), (6, b"f"), (7, b"g")])
-        equal(backend.sweep([Sweep(number, b"h4", (), (), (), remove=b"s")]), [True])
+        with backend.reader() as reader:
+            copied = Copied(reader.turnover().freed, journal=[(9, b"i")], journal_from=9)
+        backend.commit(Change(number, b"h4", b"h5", notes=Notes(copied=copied)))
+        with backend.reader() as reader:
+            equal(reader.journal(number, 0, 9), [(9, b"i")])
+            equal(reader.last_entry(number), 9)
+        equal(backend.sweep([Sweep(number, b"h5", (), (), (), remove=b"s")]), [True])
         with backend.reader() as reader:
             equal(reader.journal(number, 0, 9), [])
             equal(reader.lease(number), None)
