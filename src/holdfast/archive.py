@@ -23,7 +23,7 @@ from holdfast.backends.files_hints import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
-from holdfast.transfer import Transferred, transfer
+from holdfast.transfer import Transferred, listed, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -85,19 +85,26 @@ def import_(
     progress: Progress | None,
     new_store: Callable[[FilesBackend], Store],
 ) -> Transferred:
+    names = listed(sessions)
     if path.is_dir():
         with new_store(FilesBackend(path, read_only=True)) as source:
-            return transfer(source.backend, store, sessions, progress)
+            return transfer(source.backend, store, names, progress)
     if not path.is_file():
         raise StoreNotFound(f"there is no file {path}", hint="check the path")
     with _beside(path) as draft, _translated(path):
         promised, problems = _unpack(path, draft)
         with new_store(FilesBackend(draft, read_only=True)) as source:
-            there = {info.name for info in source.sessions()}
-            done = transfer(source.backend, store, sessions, progress)
-    wanted = promised if sessions is None else [name for name in promised if name in {*sessions}]
-    lost = [(name, problems or "it is missing in the file") for name in wanted if name not in there]
-    return done._replace(skipped=(*done.skipped, *lost))
+            lost = {*promised} - {info.name for info in source.sessions()}
+            wanted = None if names is None else [name for name in names if name not in lost]
+            done = transfer(source.backend, store, wanted, progress)
+    told = [
+        (name, "it is missing in the file")
+        for name in promised
+        if name in lost and (names is None or name in names)
+    ]
+    if problems:
+        told.append((path.name, problems))  # whose that was, nobody knows
+    return done._replace(skipped=(*done.skipped, *told))
 
 
 def is_export(path: str) -> bool:
@@ -177,14 +184,14 @@ def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
     """A store of files from the lines of a file; what it promises, and what is wrong with it."""
     FilesBackend(draft, durability="normal").close()
     folders: dict[str, str] = {}
-    problems = ""
+    bad: list[int] = []
     with path.open("rb") as raw, _opened(raw) as file:
         lines = _lines(file)
         names = _promised(path, next(lines, b""))
         for n, line in enumerate(lines, start=2):
             place, text = _parsed(line)
             if place is None:
-                problems = problems or f"line {n} of the file is damaged"
+                bad.append(n)
                 continue
             target = draft / _safe(place, folders)
             target.parent.mkdir(0o700, parents=True, exist_ok=True)
@@ -195,7 +202,8 @@ def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
                 out.write(text + b"\n")
     for path_ in draft.glob("sessions/*/checkpoints/*.json"):
         path_.write_bytes(_laid_out(path_.read_bytes()))
-    return names, problems
+    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return names, f"line {bad[0]} of the file is damaged{more}" if bad else ""
 
 
 @contextmanager

@@ -130,6 +130,13 @@ class Cargo:
         """Items, and whether any may hold references."""
         return _items(self._data, [(stream, low, high - low)])
 
+    def damaged_blobs(self, blobs: dict[bytes, int]) -> set[bytes]:
+        """Those that the other store has, but damaged."""
+        if not blobs:
+            return set()
+        with StoredSource(self._target) as theirs:
+            return {d for d, size in blobs.items() if theirs.blob_state(d, size) == "damaged"}
+
     def blob_row(self, digest: bytes, size: int) -> bytes:
         self._data.blob(digest, size)  # which checks it
         return self._reader.blob(digest) or b""
@@ -236,9 +243,10 @@ class Load:
             if size > CHUNK_BYTES or len(held) >= _CHUNK_ROWS:
                 yield held, blobs
                 held, blobs, size = [], [], 0
+        damaged = self._cargo.damaged_blobs(self._blobs)
         for digest, length in self._blobs.items():
             body = self._cargo.blob_row(digest, length)
-            blobs.append((digest, body, False))
+            blobs.append((digest, body, digest in damaged))
             size += len(body)
             if size > CHUNK_BYTES:
                 yield held, blobs

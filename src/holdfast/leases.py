@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import clock
 from holdfast.codec import records
-from holdfast.errors import UNREADABLE, SessionBusy
+from holdfast.errors import UNREADABLE, Corrupt, SessionBusy
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Lease, Reader
@@ -107,7 +107,17 @@ class Held(NamedTuple):
     @classmethod
     def read(cls, lease: Lease) -> Held:
         facts = records.unseal_lease(lease.session, lease.body)
-        return cls(**facts | {"owner": Owner(*facts["owner"])})
+        try:
+            held = cls(**facts | {"owner": Owner(*facts["owner"])})
+        except (LookupError, TypeError):
+            held = None
+        if held is None or not all(map(isinstance, (*held, *held.owner), (*_HELD, *_OWNER))):
+            raise Corrupt("the lease of a session does not say what it should")
+        return held
+
+
+_HELD = (str, str | None, Owner, int, int, int, bool, int)
+_OWNER = (str, int, str, str, str)
 
 
 def is_alive(lease: Lease, held: Held) -> bool:
@@ -145,7 +155,7 @@ def closed(reader: Reader, session: int) -> tuple[bytes, bytes] | None:
     lease = reader.lease(session)
     try:
         held = None if lease is None else Held.read(lease)
-    except (*UNREADABLE, TypeError):
+    except UNREADABLE:
         return None
     if held is None or not held.open:
         return None

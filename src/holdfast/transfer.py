@@ -11,7 +11,7 @@ is refused then (see `Turnover`), and looks again.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import lineage
@@ -26,7 +26,7 @@ from holdfast.live import Spans, all_rows
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from holdfast.backends.base import Backend, Reader
     from holdfast.cargo import Part
@@ -58,8 +58,8 @@ def transfer(
         raise InvalidRequest("a store cannot be copied to itself")
     sessions: set[int] = set()
     checkpoints = 0
-    with source.reader() as reader:
-        numbers = _wanted(reader, names)
+    with _read(source, target.backend) as reader:
+        numbers = _wanted(reader, listed(names))
         for _ in range(_TRIES):
             copy = _Copy(source, reader, target)
             skipped: list[tuple[str, str]] = []
@@ -83,15 +83,31 @@ def transfer(
     raise Unavailable("gc goes on in the other store", hint="copy again when it is done")
 
 
+@contextmanager
+def _read(source: Backend, target: Backend) -> Iterator[Reader]:
+    """Who reads a store in memory locks it for others. Two that are copied into each other at the
+    same time would wait for each other; so all take both locks, in one order.
+    """
+    with ExitStack() as stack:
+        if isinstance(source, MemoryBackend) and isinstance(target, MemoryBackend):
+            for backend in sorted((source, target), key=id):
+                stack.enter_context(backend.reader())
+        yield stack.enter_context(source.reader())
+
+
+def listed(names: Iterable[str] | None) -> list[str] | None:
+    if isinstance(names, str):
+        raise InvalidRequest("sessions must be a list of names, not a string")
+    return None if names is None else [*names]
+
+
 def _shown(reader: Reader, number: int) -> str:
     name, _ = reader.session_by_number(number) or (b"", b"")
     return records.shown_name(records.former_name(number, name) or name)
 
 
-def _wanted(reader: Reader, names: Iterable[str] | None) -> list[int]:
+def _wanted(reader: Reader, names: list[str] | None) -> list[int]:
     """Sessions to copy, each after those that it descends from, which come along."""
-    if isinstance(names, str):
-        raise InvalidRequest("sessions must be a list of names, not a string")
     chosen: list[int] = []
     if names is not None:
         chosen = [lineage.find_session(reader, name) for name in names]
@@ -193,6 +209,8 @@ class _Copy:
             self.sessions.add(number)
 
     def _check_complete(self, number: int, head: Head, found: dict[int, Row]) -> None:
+        if damage := self._reader.damage(number):
+            raise Corrupt(damage)
         there = Spans.of(found)
         for low, high in lineage.freed(self._reader, number):
             there.add(low, high)

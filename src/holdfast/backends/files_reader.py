@@ -381,6 +381,11 @@ class FilesReader(Reader):
         )  # fmt: skip
         return {k: (len(counted.get(k, [])), sum(counted.get(k, []))) for k in kinds}
 
+    def damage(self, session: int) -> str | None:
+        """A line that is lost may have brought labels, or told of deletions."""
+        ledger = self.ledger(session)
+        return None if ledger is None else next(_lost_lines(ledger), None)
+
     def check(self) -> Iterator[str]:
         """What is in memory is right, whatever has become of the files: so they are read again."""
         self.close()
@@ -396,6 +401,10 @@ class FilesReader(Reader):
         for ledger in self._ledgers():
             if identity_of(ledger.folder) is None:
                 yield f"{ledger.folder.name}/session.json is damaged or missing"
-            for low, end in ledger.damaged:
-                lines = f"line {low}" if end == low + 1 else f"lines {low} to {end - 1}"
-                yield f"{lines} of {ledger.folder.name}/log.jsonl: damaged or missing"
+            yield from _lost_lines(ledger)
+
+
+def _lost_lines(ledger: Ledger) -> Iterator[str]:
+    for low, end in ledger.damaged:
+        lines = f"line {low}" if end == low + 1 else f"lines {low} to {end - 1}"
+        yield f"{lines} of {ledger.folder.name}/log.jsonl: damaged or missing"
