@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import holdfast
 from holdfast.codec import records
 from tests.home import TEXT, Home
-from tests.test_transfer import facts
+from tests.test_transfer import copied_in_part, facts, life
+from tests.test_transfer_apart import small_parts
 
 LOG = [f"{n} {TEXT}" for n in range(40)]
 
@@ -28,17 +34,21 @@ def same(here: Home, there: Home, *names: str) -> None:
     """The copy has all that is here; and nothing more is left to do."""
     assert here.store.copy(there.store).skipped == ()
     for _ in range(2):
-        ours, theirs = facts(here.store), facts(there.store)
-        for name in names:
-            _, head, tree, states, history, _ = theirs[name]
-            assert head == ours[name][1]
-            assert {*map(repr, ours[name][2])} <= {*map(repr, tree)}
-            assert ours[name][3].items() <= states.items()
-            assert {row[0] for row in ours[name][4]} <= {row[0] for row in history}
-        whole(there)
+        compare(here, there, names)
         there.reopened()
     again = here.store.copy(there.store)
     assert (again.sessions, again.checkpoints, again.skipped) == (0, 0, ())
+
+
+def compare(here: Home, there: Home, names: Iterable[str]) -> None:
+    ours, theirs = facts(here.store), facts(there.store)
+    for name in names:
+        _, head, tree, states, history, ops = theirs[name]
+        assert (head, ops) == (ours[name][1], ours[name][5])
+        assert {*map(repr, ours[name][2])} <= {*map(repr, tree)}
+        assert ours[name][3].items() <= states.items()
+        assert {row[0] for row in ours[name][4]} <= {row[0] for row in history}
+    whole(there)
 
 
 def names(home: Home) -> list[str]:
@@ -201,3 +211,38 @@ def test_forks_of_a_freed_origin_share_what_they_did(here: Home, there: Home) ->
     same(here, there, *names(here))
     most = 40 * len(LOG[-1]) * (1.5 if there.kind == "files" else 1)  # which is not compressed
     assert there.store.stats().bytes["items"] < most
+
+
+# -- all of it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_both_have_a_life_of_their_own(
+    here: Home, there: Home, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted, freed and forked, here and there; copies end early, and go on."""
+    rng = random.Random(seed)
+    small_parts(monkeypatch, 4_000)
+    for part in range(5):
+        life(rng, here.store, 25, part * 100)
+        if rng.random() < 0.5:
+            with suppress(pytest.fail.Exception):  # which had fewer commits to make
+                copied_in_part(here, there, rng.randrange(1, 9))
+            whole(there)
+        done = here.store.copy(there.store)
+        left = {name for name, _ in done.skipped}
+        compare(here, there, {*names(here)} - left)
+        again = here.store.copy(there.store)
+        assert (again.sessions, again.checkpoints, again.skipped) == (0, 0, done.skipped)
+        for name in names(there):
+            roll = rng.random()
+            if roll < 0.2:
+                there.session(name).delete()
+            elif roll < 0.3 and there.session(name).head:
+                appended(there.session(name).fork(f"of {name} in {part}"), 0, 3)
+        there.store.gc()
+        whole(there)
+    for name in names(there):
+        if there.session(name).head:
+            appended(there.session(name), 0, 3)
+    whole(there)
