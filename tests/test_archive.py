@@ -167,7 +167,7 @@ def test_nothing_is_written_elsewhere(memory: Home, tmp_path: Path, place: Any) 
     (inner / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = sorted(tmp_path.rglob("*"))
     done = memory.store.import_(inner / "x.jsonl")
-    assert [name for name, _ in done.skipped] == ["a"]
+    assert [name for name, _ in done.skipped] == ["a", "x.jsonl"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
