@@ -24,6 +24,7 @@ from holdfast.backends import postgres_schema as schemas
 from holdfast.backends import postgres_writer as writer
 from holdfast.backends.base import Backend, Change, Gone, Moved, Reader
 from holdfast.backends.group import Group, Member
+from holdfast.backends.postgres_indexes import rehash
 from holdfast.backends.postgres_link import Link, Target, is_cut, is_worth_another_try
 from holdfast.backends.postgres_pool import Connections
 from holdfast.backends.postgres_reader import PostgresReader
@@ -301,11 +302,7 @@ class PostgresBackend(Backend):
             _take_your_time(link)
             for table in schemas.TABLES:
                 self._tend(link, f"REINDEX TABLE {table}")
-            for table, column in (("sessions", "name"), ("marks", "value")):
-                link.execute(
-                    f"UPDATE {table} SET hash = sha256({column}) "  # noqa: S608 - our own names
-                    f"WHERE hash <> sha256({column})"
-                )
+            rehash(link)
 
     def _tend(self, link: Link, sql: str) -> None:
         """What only an owner may do, and what matters little if it has to wait for another time."""
