@@ -195,6 +195,25 @@ class Home:
         else:
             self._sql("UPDATE items SET body = ? WHERE pos = (SELECT max(pos) FROM items)", b"torn")
 
+    def overwrite(self, tree: str, old: bytes, new: bytes) -> None:
+        """Other bytes in the pages of one table or index of a SQLite file, and in no other's."""
+        assert self.kind == "sqlite"
+        assert len(old) == len(new)
+        self.close()
+        connection = apsw.Connection(str(self.path))
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        where = "SELECT pageno FROM dbstat WHERE name = ?"
+        pages = [page for (page,) in connection.execute(where, (tree,))]
+        size = connection.pragma("page_size")
+        connection.close()
+        data = bytearray(self.path.read_bytes())
+        spans = [slice((page - 1) * size, page * size) for page in pages]
+        assert any(old in data[span] for span in spans), "nothing was damaged"
+        for span in spans:
+            data[span] = data[span].replace(old, new)
+        self.path.write_bytes(data)
+        self.reopened()
+
     @contextmanager
     def failing(self, table: str = "heads") -> Iterator[None]:
         """Let writing to one part of the store fail."""

@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import Retention, verify
+from holdfast import Retention, ids, verify
 from holdfast.backends import disk, sqlite_file
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
@@ -548,6 +548,103 @@ def test_names_work_again(sqlite: Home) -> None:
     assert sqlite.store.verify(read_data=True).ok
 
 
+def flipped(value: bytes, at: int = 0) -> bytes:
+    return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+
+
+NAMES = "sqlite_autoindex_sessions_1"
+
+
+@pytest.mark.parametrize("tree", ["sessions", NAMES])
+def test_a_damaged_name_is_put_right(sqlite: Home, tree: str) -> None:
+    """It stands in the table and in its index, and the seal of the row tells which is damaged."""
+    numbered(sqlite, 3, "origin")
+    numbered(sqlite, 2, "other")
+    sqlite.overwrite(tree, b"origin", b"nrigin")
+    with pytest.raises(Corrupt):
+        sqlite.session("origin").load()
+    sqlite.store.repair()
+    assert sqlite.session("origin").load()["i"] == 2
+    assert not sqlite.session("nrigin").exists()
+    assert sqlite.store.verify(read_data=True).ok
+    assert sqlite.store.repair() == []
+
+
+def test_a_name_that_has_become_another_ones(sqlite: Home) -> None:
+    """One bit is between them."""
+    numbered(sqlite, 3, "agent-0")
+    numbered(sqlite, 2, "agent-1")
+    sqlite.overwrite("sessions", b"agent-0", b"agent-1")
+    sqlite.store.repair()
+    assert sqlite.session("agent-0").load()["i"] == 2
+    assert sqlite.session("agent-1").load()["i"] == 1
+    assert sqlite.store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("home", ["sqlite", "postgres"], indirect=True)
+def test_a_name_that_is_lost_is_not_free(home: Home) -> None:
+    """Nobody knows how it read; whoever asks for it must not get a new session."""
+    ids = [c.id for c in numbered(home, 3).tree()]
+    numbered(home, 2, "other")
+    home.spoil_name()
+    for _ in range(2):
+        [done] = home.store.repair()
+        assert [*done.lost] == ids
+        for use in (lambda s: s.load(), lambda s: s.save({"begun": "anew"}), lambda s: s.exists()):
+            with pytest.raises(Corrupt):
+                use(home.session("s"))
+    assert home.session("other").load()["i"] == 1
+    assert not home.store.verify().ok
+
+
+def test_a_session_whose_row_is_gone_keeps_its_name(sqlite: Home) -> None:
+    numbered(sqlite, 2, "other")
+    numbered(sqlite)
+    sqlite._sql("DELETE FROM sessions WHERE name = ?", b"s")
+    sqlite.store.repair()
+    with pytest.raises(Corrupt):
+        sqlite.session("s").save({"begun": "anew"})
+    assert not sqlite.store.verify().ok
+    assert sqlite.session("other").load()["i"] == 1
+
+
+def test_a_name_of_another_type(sqlite: Home) -> None:
+    numbered(sqlite)
+    sqlite._sql("UPDATE sessions SET name = 'text' WHERE name = ?", b"s")
+    sqlite.store.repair()
+    with pytest.raises(Corrupt):
+        sqlite.session("s").save({"begun": "anew"})
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 20, 31])
+def test_a_damaged_digest_loses_no_blob(sqlite: Home, at: int) -> None:
+    numbered(sqlite)
+    digest = dump(sqlite.path)["blobs"][2][1]
+    sqlite.overwrite("blobs", digest, flipped(digest, at))
+    before = loadable(sqlite.session())
+    assert all(before.values())
+    assert sqlite.store.repair() == []
+    assert loadable(sqlite.session()) == before
+    assert sqlite.store.verify(read_data=True).ok
+
+
+def test_a_damaged_id_is_put_right(sqlite: Home) -> None:
+    numbered(sqlite)
+    id, body = dump(sqlite.path)["checkpoints"][2][1:]
+    sqlite.overwrite("checkpoints", id + body, flipped(id, 9) + body)
+    assert sqlite.store.repair() == []
+    assert sqlite.session().load(ids.to_text(id))["i"] == 2
+    assert sqlite.store.verify(read_data=True).ok
+
+
+def test_a_damaged_origin_is_put_right(sqlite: Home) -> None:
+    numbered(sqlite).fork("fork")
+    sqlite._sql("UPDATE sessions SET origin = origin + 1 WHERE origin IS NOT NULL")
+    assert not sqlite.store.verify().ok
+    sqlite.store.repair()
+    assert sqlite.store.verify().ok
+
+
 def test_repair_beside_a_saver(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save that comes between is not lost."""
     session = numbered(home)
@@ -595,6 +692,6 @@ def test_mutant_that_does_not_check(
 def test_mutant_that_leaves_its_draft(
     sqlite: Home, tmp_path: Path, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant(sqlite_file, "_discard", lambda draft: None)
+    mutant(sqlite_file, "discard", lambda draft: None)
     with pytest.raises(AssertionError):
         test_a_backup_that_fails_leaves_nothing(sqlite, tmp_path, "sync", monkeypatch)

@@ -76,11 +76,11 @@ def _session(backend: Backend, number: int) -> Repaired | None:
         row = reader.head(number) or b""
         missing = list(_missing(reader, number))
         bad = {seq: str(seq) for seq in missing} | _unloadable(backend, reader, number)
-        lost = list(bad.values())
         head = _head(number, row)
         good = _newest_good(reader, number, head, bad)
         notes, rebuilt = _entries(reader, number)
         name = _name(reader, number)
+        lost = bad if name is not None else _called(reader, number) | bad
         sound = head is not None and good == head.seq
         stuck = head is not None and sound and _is_stuck(reader, number, head)
     moved = None
@@ -92,7 +92,12 @@ def _session(backend: Backend, number: int) -> Repaired | None:
     if missing and (sound or moved):
         _give_up(backend, number, missing)
     if moved or rebuilt or lost:
-        return Repaired(name, moved, tuple(rebuilt), tuple(lost))
+        return Repaired(
+            f"session {number}" if name is None else name,
+            moved,
+            tuple(rebuilt),
+            tuple(lost.values()),
+        )
     return None
 
 
@@ -131,11 +136,12 @@ def _give_up(backend: Backend, number: int, missing: list[int]) -> None:
     backend.sweep(sweeps)
 
 
-def _name(reader: Reader, number: int) -> str:
+def _name(reader: Reader, number: int) -> str | None:
+    """None if it is damaged: then nothing of the session can be loaded."""
     try:
         return lineage.session_name(reader, number)
     except UNREADABLE:
-        return f"session {number}"
+        return None
 
 
 def _head(number: int, row: bytes) -> Head | None:
@@ -185,13 +191,20 @@ def _unloadable(backend: Backend, reader: Reader, number: int) -> dict[int, str]
     """Checkpoints whose state does not load, and what to call them."""
     bad: dict[int, str] = {}
     check = DataCheck(StoredSource(backend, reader)).check
-    for seq, id, body in all_rows(reader, number):
+    for seq, id, _ in all_rows(reader, number):
         try:
-            check(records.unseal_checkpoint(number, seq, id, body).node())
+            check(lineage.read_row(reader, Place(number, seq)).node())
         except UNREADABLE:
-            sound = type(id) is bytes and len(id) == ids.BYTES
-            bad[seq] = ids.to_text(id) if sound else str(seq)
+            bad[seq] = _call(seq, id)
     return bad
+
+
+def _called(reader: Reader, number: int) -> dict[int, str]:
+    return {seq: _call(seq, id) for seq, id, _ in all_rows(reader, number)}
+
+
+def _call(seq: int, id: bytes) -> str:
+    return ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)
 
 
 def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:

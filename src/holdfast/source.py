@@ -19,12 +19,8 @@ _KEPT = 512
 """Rows that are kept in memory."""
 
 
-def blob_address(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "big")
-
-
 def seal_blob(digest: bytes, flat: bytes) -> bytes:
-    return rows.seal(rows.BLOB, blob_address(digest), flat, level=rows.DENSE)
+    return rows.seal(rows.BLOB, rows.blob_address(digest), flat, level=rows.DENSE)
 
 
 class StoredSource(Source):
@@ -68,7 +64,9 @@ class StoredSource(Source):
         body = self.reader.blob(digest)
         if body is None:
             raise Corrupt(f"blob {digest.hex()[:12]} is missing")
-        _, flat = rows.unseal(rows.BLOB, blob_address(digest), body, f"blob {digest.hex()[:12]}")
+        _, flat = rows.unseal(
+            rows.BLOB, rows.blob_address(digest), body, f"blob {digest.hex()[:12]}"
+        )
         if len(flat) != size:
             raise Corrupt(f"blob {digest.hex()[:12]} has not the size it should have")
         return flat

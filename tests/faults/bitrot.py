@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +121,26 @@ class Cell:
             connection.execute(f"UPDATE {self.table} SET {self.column} = ? WHERE {where}", values)
             connection.close()
             return path.read_bytes()
+
+
+def found_by(data: bytes) -> list[bytes]:
+    """The names, ids and digests that rows are found by."""
+    columns = (("sessions", "name"), ("checkpoints", "id"), ("blobs", "digest"))
+    with scratch() as folder:
+        path = folder / "copy.db"
+        path.write_bytes(data)
+        connection = apsw.Connection(str(path))
+        try:
+            found = [connection.execute(f"SELECT {c} FROM {table}") for table, c in columns]
+            return [value for rows in found for (value,) in rows]
+        finally:
+            connection.close()
+
+
+def sightings(data: bytes, values: Sequence[bytes]) -> list[Damage]:
+    """One bit in each place where one of the values stands."""
+    places = {at.start() for value in values for at in re.finditer(re.escape(value), data)}
+    return [Damage(at, 0) for at in sorted(places)]
 
 
 def first_pages(data: bytes) -> dict[str, int]:

@@ -130,7 +130,8 @@ def original_or_error(url: str, known: Subject) -> list[str]:
 def repaired(url: str, known: Subject) -> list[str]:
     """The findings for a damaged store that is repaired: what loads still does, and saving works.
 
-    Sessions of which nothing loads are lost, and so is a store that does not open.
+    Sessions of which nothing loads are lost, and so is a store that does not open. But no name may
+    be free that was taken.
     """
     try:
         store = holdfast.open(url)
@@ -139,9 +140,16 @@ def repaired(url: str, known: Subject) -> list[str]:
     found = []
     with store:
         before = _loadable(store, known)
-        store.repair()
+        try:
+            store.repair()
+        except holdfast.HoldfastError:
+            if url.startswith("files:"):
+                raise
+            return _kept(store, known, before)  # a file that SQLite gives up on: it has said so
+        found += _kept(store, known, before)
+        after = _loadable(store, known)
         for name in known.paths:
-            states = {known.ledger.saved[id_][1] for id_ in before if known.facts[id_][0] == name}
+            states = {known.ledger.saved[id_][1] for id_ in after if known.facts[id_][0] == name}
             if not states:
                 continue
             try:
@@ -151,10 +159,21 @@ def repaired(url: str, known: Subject) -> list[str]:
                     found.append(f"save to {name}: a different state")
             except holdfast.HoldfastError as error:
                 found.append(f"{name} does not go on: {named(error)}")
-        if not _save(store, "new"):
-            found.append("save to a new session: a different state")
-        if lost := before - _loadable(store, known):
-            found.append(f"made worse: {min(lost)} does not load any more")
+        with suppress(holdfast.Corrupt):  # the counters may be
+            if not _save(store, "new"):
+                found.append("save to a new session: a different state")
+        return found + _kept(store, known, after)
+
+
+def _kept(store: Any, known: Subject, before: set[str]) -> list[str]:
+    """What has become worse: checkpoints that loaded, and names that were taken."""
+    found = []
+    if lost := before - _loadable(store, known):
+        found.append(f"made worse: {min(lost)} does not load any more")
+    for name in known.paths:
+        with suppress(holdfast.HoldfastError):
+            if not store.session(name).exists():
+                found.append(f"session {name} could be begun anew")
     return found
 
 

@@ -7,6 +7,8 @@ import re
 import pytest
 
 from holdfast import revisions
+from holdfast.backends import sqlite
+from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
 from holdfast.codec.records import Info
 
@@ -54,6 +56,43 @@ def test_a_log_cut_short(rounds):
     report = bitrot.campaign(known, LOG, damages, subjects.acknowledged_prefix)
     print(report)
     assert not report.failures, str(report)
+
+
+def test_repair_after_flipped_bits(rounds):
+    known = subject(closed=True)
+    data = known.files[MAIN]
+    damages = bitrot.flips(data, rounds(300, torture=min(FLIPS, len(data) * 8)), seed=1)
+    report = bitrot.campaign(known, MAIN, damages, subjects.repaired)
+    print(report)
+    assert report.tried == len(damages)
+    assert not report.failures, str(report)
+
+
+def found_by() -> bitrot.Report:
+    """What repair makes of a damaged name, id or digest, in a row or in the index of it."""
+    known = subject(closed=True)
+    damages = bitrot.sightings(known.files[MAIN], bitrot.found_by(known.files[MAIN]))
+    report = bitrot.campaign(known, MAIN, damages, subjects.repaired)
+    print(report)
+    return report
+
+
+def test_repair_after_damage_to_what_rows_are_found_by():
+    report = found_by()
+    assert report.tried > 40
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_makes_indexes_of_damaged_rows(monkeypatch):
+    def trusting(connection):
+        connection.execute("REINDEX; DELETE FROM names")
+        for number, name in connection.execute("SELECT num, name FROM sessions").fetchall():
+            connection.execute("INSERT INTO names VALUES (?, ?)", (name_hash(name), number))
+
+    monkeypatch.setattr(sqlite, "reindex", trusting)
+    failures = str(found_by().failures)
+    assert "could be begun anew" in failures
+    assert "does not load any more" in failures
 
 
 @pytest.mark.parametrize("table", LOST)

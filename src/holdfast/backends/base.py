@@ -375,7 +375,11 @@ class Backend(Protocol):
         ...
 
     def reindex(self) -> None:
-        """Make indexes of the storage anew from what they index, where that can be done."""
+        """Make indexes of the storage anew from what they index, where that can be done.
+
+        Only from rows that are sound. What an index alone still knows of a damaged one is not
+        forgotten: else a name that is taken would look free.
+        """
         ...
 
     def version(self) -> object:

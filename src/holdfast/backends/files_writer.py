@@ -390,7 +390,7 @@ def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
             _share(home, path)
             folders.add(path.parent)
             continue
-        row = files_text.plain(rows.BLOB, int.from_bytes(digest[:8], "big"), row)
+        row = files_text.plain(rows.BLOB, rows.blob_address(digest), row)
         disk.replace(path, show_blob(row), durable=home.durable)
     if home.durable:
         for folder in folders:  # another's file may not be durable yet

@@ -203,7 +203,7 @@ def create(path: Path, *, durability: str) -> None:
             raise
         raise Unavailable(f"cannot create the store {path}: {e}") from e
     finally:
-        _discard(draft)
+        discard(draft)
 
 
 def _refuse_leftovers(path: Path) -> None:
@@ -282,10 +282,10 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
             raise
         raise Unavailable(f"cannot write the backup {path}: {e}") from e
     finally:
-        _discard(draft)
+        discard(draft)
 
 
-def _discard(draft: Path) -> None:
+def discard(draft: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         try:
             Path(f"{draft}{suffix}").unlink(missing_ok=True)

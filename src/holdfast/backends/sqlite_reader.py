@@ -320,3 +320,5 @@ class SqliteReader(Reader):
         for (line,) in self._all("PRAGMA integrity_check"):
             if line != "ok":
                 yield line
+        for (number,) in self._all("SELECT num FROM names EXCEPT SELECT num FROM sessions"):
+            yield f"the row of session {number} is missing"

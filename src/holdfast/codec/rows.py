@@ -46,6 +46,10 @@ def _zstd(level: int) -> Any:
         return _local.zstd[level]
 
 
+def blob_address(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
+
+
 def seal(kind: int, address: int, payload: bytes, flags: int = 0, level: int = FAST) -> bytes:
     """The bytes to store for `payload` at `address`."""
     if level and len(payload) >= _COMPRESS_FROM:
