@@ -26,6 +26,7 @@ LAYERS = [
         "cargo",
         "collect",
         "compare",
+        "datacheck",
         "diff",
         "effects",
         "finding",

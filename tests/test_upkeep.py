@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import Retention, ids, verify
+from holdfast import Retention, datacheck, ids, verify
 from holdfast.backends import disk, sqlite_file
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
@@ -599,9 +599,10 @@ def test_a_name_that_is_lost_is_not_free(home: Home) -> None:
 
 def test_a_session_whose_row_is_gone_keeps_its_name(sqlite: Home) -> None:
     numbered(sqlite, 2, "other")
-    numbered(sqlite)
+    ids = [c.id for c in numbered(sqlite).tree()]
     sqlite._sql("DELETE FROM sessions WHERE name = ?", b"s")
-    sqlite.store.repair()
+    [done] = sqlite.store.repair()
+    assert [*done.lost] == ids
     with pytest.raises(Corrupt):
         sqlite.session("s").save({"begun": "anew"})
     assert not sqlite.store.verify().ok
@@ -670,7 +671,7 @@ def test_repair_beside_a_saver(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_mutant_that_looks_at_records_alone(memory: Home, mutant: Any) -> None:
-    mutant(verify.DataCheck, "check", lambda self, node: None)
+    mutant(datacheck.DataCheck, "check", lambda self, node: None)
     with pytest.raises((AssertionError, ValueError)):
         test_the_newest_that_loads_becomes_the_head(memory, "data of the head")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from holdfast import lineage
+from holdfast import ids, lineage
 from holdfast.codec import records, streams, wire
 from holdfast.codec.nodes import DICT, RAW, Blob, Node, Rope, Struct, parse
 from holdfast.codec.rows import DENSE, REFS, seal_items, unseal_items
@@ -39,6 +39,17 @@ def all_rows(reader: Reader, session: int) -> Iterator[tuple[int, bytes, bytes]]
         if len(rows) < _PAGE:
             return
         low = rows[-1][0] + 1
+
+
+def strays(reader: Reader, listed: set[int]) -> list[int]:
+    """Sessions that have checkpoints but are not listed, as far as the index of ids tells."""
+    found: set[int] = set()
+    high = b"\xff" * (ids.BYTES + 1)
+    with suppress(*UNREADABLE):
+        while page := reader.newest_ids(b"", high, _PAGE):
+            found.update([session for session, _, _ in page])
+            high = page[-1][2]
+    return sorted(found - listed)
 
 
 class Spans:

@@ -10,13 +10,13 @@ from holdfast import ids, lineage
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.codec import records
 from holdfast.codec.records import Head
+from holdfast.datacheck import DataCheck
 from holdfast.errors import UNREADABLE, Corrupt
 from holdfast.freeing import Tree
 from holdfast.lineage import Place
-from holdfast.live import all_rows
+from holdfast.live import all_rows, strays
 from holdfast.model import DAMAGED
 from holdfast.source import StoredSource
-from holdfast.verify import DataCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,25 +62,30 @@ def repair(backend: Backend) -> list[Repaired]:
 
 def _numbers(backend: Backend) -> Iterator[int]:
     after: bytes | None = None
+    listed: set[int] = set()
     while True:
         with backend.reader() as reader:
             page = reader.sessions(after, _PAGE)
-        if not page:
-            return
+            if not page:
+                yield from strays(reader, listed)
+                return
+        listed.update([n for n, _, _ in page])
         yield from [n for n, raw, _ in page if records.former_name(n, raw) is None]
         after = page[-1][1]
 
 
 def _session(backend: Backend, number: int) -> Repaired | None:
     with backend.reader() as reader:
+        name = _name(reader, number)
+        if name is None:
+            lost = [_called(seq, id) for seq, id, _ in all_rows(reader, number)]
+            return Repaired(f"session {number}", None, (), tuple(lost))
         row = reader.head(number) or b""
         missing = list(_missing(reader, number))
         bad = {seq: str(seq) for seq in missing} | _unloadable(backend, reader, number)
         head = _head(number, row)
         good = _newest_good(reader, number, head, bad)
         notes, rebuilt = _entries(reader, number)
-        name = _name(reader, number)
-        lost = bad if name is not None else _called(reader, number) | bad
         sound = head is not None and good == head.seq
         stuck = head is not None and sound and _is_stuck(reader, number, head)
     moved = None
@@ -91,13 +96,8 @@ def _session(backend: Backend, number: int) -> Repaired | None:
         backend.commit(Change(number, row, row, notes=notes))
     if missing and (sound or moved):
         _give_up(backend, number, missing)
-    if moved or rebuilt or lost:
-        return Repaired(
-            f"session {number}" if name is None else name,
-            moved,
-            tuple(rebuilt),
-            tuple(lost.values()),
-        )
+    if moved or rebuilt or bad:
+        return Repaired(name, moved, tuple(rebuilt), tuple(bad.values()))
     return None
 
 
@@ -137,7 +137,7 @@ def _give_up(backend: Backend, number: int, missing: list[int]) -> None:
 
 
 def _name(reader: Reader, number: int) -> str | None:
-    """None if it is damaged: then nothing of the session can be loaded."""
+    """None if it is damaged: then nothing of the session loads, and it is left as it is."""
     try:
         return lineage.session_name(reader, number)
     except UNREADABLE:
@@ -195,15 +195,11 @@ def _unloadable(backend: Backend, reader: Reader, number: int) -> dict[int, str]
         try:
             check(lineage.read_row(reader, Place(number, seq)).node())
         except UNREADABLE:
-            bad[seq] = _call(seq, id)
+            bad[seq] = _called(seq, id)
     return bad
 
 
-def _called(reader: Reader, number: int) -> dict[int, str]:
-    return {seq: _call(seq, id) for seq, id, _ in all_rows(reader, number)}
-
-
-def _call(seq: int, id: bytes) -> str:
+def _called(seq: int, id: bytes) -> str:
     return ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)
 
 

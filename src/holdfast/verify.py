@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import sha256
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
-from holdfast.codec import records, ropes, streams
-from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
+from holdfast.codec import records
+from holdfast.datacheck import DataCheck
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
 from holdfast.lineage import Place
+from holdfast.live import strays
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Backend, Reader
-    from holdfast.codec.nodes import Extent
-    from holdfast.codec.streams import Source
+    from holdfast.codec.nodes import Node
 
 _PAGE = 500
 _FACETS = ("label", "tag", "trigger", "status", "agent", "parent")
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
             [f"session {self.session!r}"] * (self.session is not None)
             + [f"checkpoint {self.checkpoint}"] * (self.checkpoint is not None)
         )
-        after = " (its state still loads)" if self.loads else ""
+        after = " (its state still loads)" if self.loads and self.checkpoint is not None else ""
         return f"{where or 'store'}: {self.what}{after}"
 
 
@@ -44,7 +44,10 @@ class Report(NamedTuple):
     sessions: int
     checkpoints: int
     loadable: int
-    """Checkpoints whose state loads (with read_data: whose every byte was checked)."""
+    """Checkpoints whose state loads by their id (with read_data: whose every byte was checked).
+
+    Deleted ones count as if they were not deleted.
+    """
 
     @property
     def ok(self) -> bool:
@@ -53,7 +56,7 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         head = (
             f"{self.sessions} sessions, {self.checkpoints} checkpoints, "
-            f"{self.loadable} of them sound"
+            f"{self.loadable} of them loadable"
         )
         return "\n".join([head, *map(str, self.problems)])
 
@@ -62,21 +65,18 @@ def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None 
     if sessions is not None:
         sessions = _names(sessions)
     problems: list[Problem] = []
-    count = checked = sound = 0
+    count = checked = loadable = 0
     with backend.reader() as reader:
         if sessions is None:
             problems += [Problem(None, None, line, loads=True) for line in _structure(reader)]
-        try:
-            for number, raw, body in _sessions(reader, sessions):
-                count += 1
-                audit = _Audit(reader, backend, number, raw, body, read_data=read_data)
-                audit.run()
-                problems += audit.problems
-                checked += audit.checked
-                sound += audit.sound
-        except Corrupt as e:  # what else there is in the list of sessions is unknown
-            problems.append(Problem(None, None, e.message, loads=False))
-    return Report(tuple(problems), count, checked, sound)
+        for number, raw, body in _sessions(reader, sessions, problems):
+            count += 1
+            audit = _Audit(reader, backend, number, raw, body, read_data=read_data)
+            audit.run()
+            problems += audit.problems
+            checked += audit.checked
+            loadable += len(audit.loadable)
+    return Report(tuple(problems), count, checked, loadable)
 
 
 def _names(sessions: Any) -> list[str]:
@@ -96,14 +96,33 @@ def _structure(reader: Reader) -> Iterable[str]:
         yield e.message
 
 
-def _sessions(reader: Reader, names: Iterable[str] | None) -> Iterable[tuple[int, bytes, bytes]]:
-    if names is not None:
-        for name in names:
-            raw = records.encode_name(name)
-            number = lineage.find_session(reader, name)
-            found = reader.session_by_number(number)
-            yield number, raw, found[1] if found else b""
-        return
+def _sessions(
+    reader: Reader, names: Iterable[str] | None, problems: list[Problem]
+) -> Iterable[tuple[int, bytes, bytes]]:
+    """Number, name and row of those that are to be checked; of all, also of those not listed."""
+    listed: set[int] = set()
+    try:
+        for found in _listed(reader) if names is None else _named(reader, names):
+            listed.add(found[0])
+            yield found
+    except Corrupt as e:  # what else there is in the list of sessions is unknown
+        problems.append(Problem(None, None, e.message, loads=False))
+    for number in strays(reader, listed) if names is None else ():
+        row = (b"", b"")
+        with suppress(Corrupt):
+            row = reader.session_by_number(number) or row
+        yield number, *row
+
+
+def _named(reader: Reader, names: Iterable[str]) -> Iterable[tuple[int, bytes, bytes]]:
+    for name in names:
+        raw = records.encode_name(name)
+        number = lineage.find_session(reader, name)
+        found = reader.session_by_number(number)
+        yield number, raw, found[1] if found else b""
+
+
+def _listed(reader: Reader) -> Iterable[tuple[int, bytes, bytes]]:
     after: bytes | None = None
     while page := reader.sessions(after, _PAGE):
         yield from page
@@ -126,14 +145,16 @@ class _Audit:
         self._reader, self._number, self._raw, self._body = reader, number, raw, body
         former = records.former_name(number, raw)
         self._plain = raw if former is None else former
-        self._name = self._plain.decode("utf-8", "backslashreplace")
+        self._name = self._plain.decode("utf-8", "backslashreplace") or f"session {number}"
         self._prefix = records.hash_prefix(self._plain)
         self._freed: list[tuple[int, int]] = []
         self._source = StoredSource(backend, reader)
         self._data = DataCheck(self._source) if read_data else None
         self._hashes: dict[int, bytes] = {}
         self.problems: list[Problem] = []
-        self.checked = self.sound = 0
+        self.checked = 0
+        self.loadable: set[int] = set()
+        self._opens = False
 
     def _note(self, what: str, id: bytes | None = None, *, loads: bool = False) -> None:
         text = ids.to_text(id) if id else None
@@ -147,16 +168,16 @@ class _Audit:
 
     def _run(self) -> None:
         try:
-            self._name = records.decode_name(self._plain)
+            self._name = records.decode_name(self._plain) or self._name
+            self._open()
+            self._opens = True
             info = records.unseal_session(self._number, self._raw, self._body)
-            if self._reader.session(self._raw) != (self._number, self._body):
-                self._note("it is not found by its name", loads=True)
             if info.origin is not None:
                 place = lineage.place_at(info.origin)
                 if (place.seq, self._number) not in self._reader.forks(*place, place.seq):
-                    self._note("it is not in the index of forks", loads=True)
+                    self._note("it is not in the index of forks", loads=self._opens)
         except UNREADABLE as e:
-            self._note(e.message, loads=True)
+            self._note(e.message, loads=self._opens)
         last = None
         try:
             _, head = lineage.read_head(self._reader, self._number)
@@ -165,24 +186,47 @@ class _Audit:
             if not 0 <= head.seq <= last or (
                 gone and not lineage.is_deleted(self._reader, self._number)
             ):
-                self._note("the head points at no checkpoint", loads=True)
+                self._note("the head points at no checkpoint", loads=self._opens)
             self._freed = lineage.freed(self._reader, self._number)
         except UNREADABLE as e:
-            self._note(e.message, loads=True)
+            self._note(e.message, loads=self._opens)
         low = 1
-        while True:
-            rows = self._reader.checkpoints(self._number, low, records.MAX_SEQ, _PAGE)
-            for seq, id, body in rows:
-                self._missing(low, seq if last is None else min(seq, last + 1))
-                low = seq + 1
-                self._checkpoint(seq, id, body, last)
-            if not rows:
-                break
+        for seq, id, body in self._rows(last or 0):
+            self._missing(low, seq if last is None else min(seq, last + 1))
+            low = seq + 1
+            self._checkpoint(seq, id, body, last)
         self._missing(low, (last or 0) + 1)
         self._marks(last)
         self._operations()
         self._runs()
         self._deleted()
+
+    def _open(self) -> None:
+        """Raise unless a handle of the session can be had: without one nothing of it loads."""
+        if (self._reader.session(self._raw) or [None])[0] != self._number:
+            raise Corrupt("it is not found by its name")
+        try:
+            _, head = lineage.read_head(self._reader, self._number)
+            place = Place(self._number, head.seq)
+            record = lineage.read_row(self._reader, place).record if head.seq else None
+        except UNREADABLE:
+            return  # which is told of on its own
+        if record is not None:
+            lineage.dress(self._reader, place, record)
+
+    def _rows(self, last: int) -> Iterable[tuple[int, bytes, bytes]]:
+        """All checkpoints; one by one, as they are loaded, where they cannot be listed."""
+        low = 1
+        try:
+            while page := self._reader.checkpoints(self._number, low, records.MAX_SEQ, _PAGE):
+                yield from page
+                low = page[-1][0] + 1
+        except Corrupt as e:
+            self._note(e.message, loads=self._opens)
+            for seq in range(low, last + 1):
+                with suppress(Corrupt):
+                    if (found := self._reader.checkpoint(self._number, seq)) is not None:
+                        yield seq, *found
 
     def _missing(self, low: int, high: int) -> None:
         """Note that the records [low, high) are gone, but for those that gc has freed."""
@@ -205,46 +249,49 @@ class _Audit:
     def _checkpoint(self, seq: int, id: bytes, body: bytes, last: int | None) -> None:
         self.checked += 1
         try:
+            if self._reader.checkpoint(self._number, seq) != (id, body):
+                raise Corrupt(f"checkpoint {seq} is not found by its number")
             row = records.unseal_checkpoint(self._number, seq, id, body)
             node = row.node()
             state_hash = node.hash
         except UNREADABLE as e:
             self._note(e.message, id)
             return
-        fine = True
+        lost = list(self._lost(row, node))
+        for wrong in lost:
+            self._note(wrong, id)
+        loads = self._opens and not lost
+        if loads:
+            self.loadable.add(seq)
         if last is not None and seq > last:
-            self._note(f"checkpoint {seq} is newer than the session's newest", id, loads=True)
-            fine = False
+            self._note(f"checkpoint {seq} is newer than the session's newest", id, loads=loads)
         for wrong in self._indexes(row):
-            self._note(wrong, id, loads=True)
-            fine = False
+            self._note(wrong, id, loads=loads)
         try:
             parent = self._parent_hash(row)
             expected = records.record_hash(self._prefix, seq, id, row.meta, state_hash, parent)
             if parent and expected != row.record.hash:  # gc may have freed a damaged parent
-                self._note("its hash does not match its content and history", id, loads=True)
-                fine = False
+                self._note("its hash does not match its content and history", id, loads=loads)
         except UNREADABLE as e:
-            self._note(f"its parent cannot be read: {e.message}", id, loads=True)
-            fine = False
+            self._note(f"its parent cannot be read: {e.message}", id, loads=loads)
         self._hashes[seq] = row.record.hash
+
+    def _lost(self, row: records.Row, node: Node) -> Iterable[str]:
+        """Why the state does not load, although its record is sound."""
+        seq, id = row.record.seq, row.record.id
         try:
+            if self._reader.find_ids(id, id, 1) != [(self._number, seq, id)]:
+                yield "its id is not in the index of ids"
             if self._data is not None:
                 self._data.check(node)
         except UNREADABLE as e:
-            self._note(e.message, id)
-            return
-        self.sound += fine
+            yield e.message
 
     def _indexes(self, row: records.Row) -> Iterable[str]:
-        """What is wrong with the ways to find a checkpoint."""
+        """What is wrong with the other ways to find a checkpoint."""
         record = row.record
         key = record.extra.get("key")
         try:
-            if self._reader.find_ids(record.id, record.id, 1) != [
-                (self._number, record.seq, record.id)
-            ]:
-                yield "its id is not in the index of ids"
             if key and self._reader.find_key(self._number, records.encode_name(key)) != record.seq:
                 yield f"its key {key!r} is not in the index of keys"
             facets = records.facets(record.id, record.extra)
@@ -281,26 +328,28 @@ class _Audit:
 
     def _marks(self, last: int | None) -> None:
         for seq, kind, value, body in self._reader.marks(self._number, 0, records.MAX_SEQ):
+            id = None
             try:
                 if type(seq) is not int:
                     raise Corrupt("a label or tag has lost its checkpoint")
+                id, _ = self._reader.checkpoint(self._number, seq) or (None, b"")
                 records.unseal_mark(records.position(self._number, seq), kind, value, body)
-                found = self._reader.checkpoint(self._number, seq)
-                for wrong in self._unlisted(kind, value, found[0]) if found else ():
-                    self._note(wrong, found[0] if found else None, loads=True)
+                for wrong in self._unlisted(kind, value, id) if id else ():
+                    self._note(wrong, id, loads=seq in self.loadable)
                 if last is not None and not 1 <= seq <= last:
                     self._note(
-                        f"a mark belongs to checkpoint {seq}, which does not exist", loads=True
+                        f"a mark belongs to checkpoint {seq}, which does not exist",
+                        loads=self._opens,
                     )
             except UNREADABLE as e:
-                self._note(e.message, loads=True)
+                self._note(e.message, id, loads=seq in self.loadable)
 
     def _operations(self) -> None:
         for number, body in self._reader.operations(self._number, 0, records.MAX_SEQ):
             try:
                 records.unseal_operation(self._number, number, body)
             except UNREADABLE as e:
-                self._note(e.message, loads=True)
+                self._note(e.message, loads=self._opens)
 
     def _runs(self) -> None:
         """The lease and the journal: entries are numbered without a gap."""
@@ -309,7 +358,7 @@ class _Audit:
             if lease is not None:
                 records.unseal_lease(self._number, lease.body)
         except UNREADABLE as e:
-            self._note(e.message, loads=True)
+            self._note(e.message, loads=self._opens)
         first, expected = 0, None
         while page := self._reader.journal(self._number, first, _PAGE):
             for n, body in page:
@@ -318,7 +367,7 @@ class _Audit:
                         raise Corrupt(f"entry {expected} of the journal is missing")
                     records.unseal_entry(self._number, n, body)
                 except UNREADABLE as e:
-                    self._note(e.message, loads=True)
+                    self._note(e.message, loads=self._opens)
                 expected = n + 1
             first = page[-1][0] + 1
 
@@ -338,70 +387,15 @@ class _Audit:
                     if isinstance(found, records.Gap):
                         self._gap(seq, found)
                     if self._reader.checkpoint(self._number, seq) is None:
-                        self._note(f"a {kind} belongs to no checkpoint: {seq}", loads=True)
+                        self._note(f"a {kind} belongs to no checkpoint: {seq}", loads=self._opens)
                 except UNREADABLE as e:
-                    self._note(e.message, loads=True)
+                    self._note(e.message, loads=self._opens)
 
     def _gap(self, seq: int, gap: records.Gap) -> None:
         if gap.ancestor is None:
             return
         place = lineage.place_at(gap.ancestor)
         if self._reader.checkpoint(*place) is None:
-            self._note(f"the gap before checkpoint {seq} reaches to none", loads=True)
+            self._note(f"the gap before checkpoint {seq} reaches to none", loads=self._opens)
         if (self._number, seq) not in self._reader.gaps_below(place.session):
-            self._note(f"the gap before checkpoint {seq} is not in its index", loads=True)
-
-
-class DataCheck:
-    """Recomputes hashes from stored data; what checkpoints share is read once."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._items: dict[tuple[int, int], bytes] = {}
-        self._chains: dict[tuple[Extent, ...], list[bytes]] = {}
-        self._done: set[bytes] = set()
-
-    def check(self, node: Node) -> None:
-        """Raise Corrupt unless everything below `node` is there and has the hashes it claims."""
-        if isinstance(node, Struct):
-            for child in node.children:
-                self.check(child)
-        elif isinstance(node, Blob):
-            if node.hash not in self._done:
-                flat = self._source.blob(node.hash, node.size)
-                if sha256(flat).digest() != node.hash:
-                    raise Corrupt(f"blob {node.hash.hex()[:12]} does not match its hash")
-                self._done.add(node.hash)
-        elif isinstance(node, Rope):
-            self._rope(node)
-
-    def _rope(self, rope: Rope) -> None:
-        if rope.kind == LIST:
-            found = self._chain(rope.extents)
-        elif rope.kind == DICT:
-            entries = ropes.entries(rope, self._source)
-            self.check(entries)
-            found = dict_hash(entries.keys, entries.children)
-        else:
-            found = sha256(ropes.flatten(rope, self._source)).digest()
-            rope.chunks = None
-        if found != rope.hash:
-            raise Corrupt("a rope's items do not match its hash")
-
-    def _chain(self, extents: tuple[Extent, ...]) -> bytes:
-        """The chain over all items, remembered per stream so that growth is checked once."""
-        *before, (stream, first, count) = extents
-        key = (*before, (stream, first, 0))
-        known = self._chains.setdefault(key, [])
-        start = known[-1] if known else self._chain(tuple(before)) if before else None
-        todo = [(stream, first + len(known), count - len(known))] if count > len(known) else []
-        for piece in streams.pieces(self._source, todo):
-            begin = 0
-            for end in piece.ends:
-                stored = piece.data[begin : end - piece.base]
-                begin = end - piece.base
-                node = parse(stored) if piece.refs else Leaf(stored)
-                self.check(node)
-                start = chain(start, [node.hash])
-                known.append(start)
-        return known[count - 1]
+            self._note(f"the gap before checkpoint {seq} is not in its index", loads=self._opens)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from holdfast import revisions
+from holdfast import revisions, verify
 from holdfast.backends import sqlite
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
@@ -156,3 +156,8 @@ def test_mutant_that_trusts_the_index_of_ids(monkeypatch):
 def test_mutant_that_trusts_the_name_of_a_session(monkeypatch):
     monkeypatch.setattr(records, "unseal_session", lambda *_: Info(0, None, None))
     assert names_and_ids("sessions").failures
+
+
+def test_mutant_that_counts_what_no_handle_loads(monkeypatch):
+    monkeypatch.setattr(verify._Audit, "_open", lambda self: None)
+    assert "verify misses it" in str(names_and_ids("sessions").failures)

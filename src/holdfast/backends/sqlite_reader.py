@@ -61,6 +61,7 @@ class SqliteReader(Reader):
         try:
             return self._connection.execute(sql, bindings).get
         except (apsw.Error, UnicodeDecodeError, OverflowError):
+            self._forget()
             with files.translated(self._path):
                 raise
 
@@ -68,8 +69,13 @@ class SqliteReader(Reader):
         try:
             return self._connection.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError, OverflowError):
+            self._forget()
             with files.translated(self._path):
                 raise
+
+    def _forget(self) -> None:
+        """Read pages again: SQLite keeps one that it has refused, and would let it pass then."""
+        self._connection.release_memory()
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
         """Found two ways, so that a damaged index cannot make a session look new."""
@@ -317,8 +323,8 @@ class SqliteReader(Reader):
         return {table: self._all(count + table)[0] for table in _COUNTED}
 
     def check(self) -> Iterator[str]:
-        for (line,) in self._all("PRAGMA integrity_check"):
-            if line != "ok":
-                yield line
+        told = self._all("PRAGMA integrity_check")
+        self._forget()
+        yield from [line for (line,) in told if line != "ok"]
         for (number,) in self._all("SELECT num FROM names EXCEPT SELECT num FROM sessions"):
             yield f"the row of session {number} is missing"

@@ -33,7 +33,7 @@ def check_(app: App, session: str | None, *, read_data: bool) -> None:
     if app.json:
         app.emit(shapes.report(report))
     else:
-        app.say(f"{_counted(report.sessions, report.checkpoints)}, {report.loadable:,} sound")
+        app.say(f"{_counted(report.sessions, report.checkpoints)}, {report.loadable:,} loadable")
         for problem in report.problems:
             app.say(f"{click.style('✗', fg='red')} {words.one_line(str(problem))}")
         if report.ok and not read_data:

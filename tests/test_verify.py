@@ -1,0 +1,107 @@
+"""verify tells what loads: no more, and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import holdfast
+from holdfast.errors import Corrupt, HoldfastError
+from tests.home import TEXT, Home
+
+
+def filled(home: Home) -> list[holdfast.Checkpoint]:
+    """Checkpoints of three sessions, one of them a fork."""
+    session = home.filled(3, "origin", label="l", tags=["t"])
+    session.save({"big": TEXT * 60, "log": [TEXT] * 30}, key="k")
+    session.rewind("@~1")
+    fork = session.fork("fork")
+    fork.append("log", "more")
+    home.filled(2, "other")
+    return [c for name in ("origin", "fork", "other") for c in home.session(name).tree()]
+
+
+def loads(store: holdfast.Store, checkpoint: holdfast.Checkpoint) -> bool:
+    try:
+        store.session(checkpoint.session).load(checkpoint.id)
+    except HoldfastError:
+        return False
+    return True
+
+
+def check(home: Home, checkpoints: list[holdfast.Checkpoint]) -> holdfast.Report:
+    """The report on a damaged store, compared with what loads."""
+    store = home.reopened()
+    sound = {c.id for c in checkpoints if loads(store, c)}
+    report = store.verify(read_data=True)
+    assert not report.ok
+    assert report.loadable == len(sound)
+    assert report.checkpoints == len(checkpoints)
+    assert all(p.loads == (p.checkpoint in sound) for p in report.problems if p.checkpoint)
+    return report
+
+
+DAMAGE: dict[str, tuple[Callable[[Home], None], int]] = {
+    # what is damaged, and how many of the eight checkpoints still load
+    "a record": (lambda home: home.spoil_checkpoint(2, name="origin"), 7),
+    "no record": (lambda home: home.spoil_checkpoint(2, None, name="origin"), 7),
+    "the head's record": (lambda home: home.spoil_checkpoint(3, name="origin"), 7),
+    "a fork's first record": (lambda home: home.spoil_checkpoint(1, name="fork"), 7),
+    "a head's row": (lambda home: home.spoil_head(name="origin"), 8),
+    "a session's row": (lambda home: home.spoil_session("origin"), 8),
+    "marks": (lambda home: home.spoil_marks(2, "origin"), 8),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_it_tells_what_loads(home: Home, kind: str) -> None:
+    checkpoints = filled(home)
+    damage, sound = DAMAGE[kind]
+    damage(home)
+    assert check(home, checkpoints).loadable == sound
+
+
+def names(tree: str) -> Callable[[Home], None]:
+    return lambda home: home.overwrite(tree, b"origin", b"nrigin")
+
+
+def statement(sql: str) -> Callable[[Home], None]:
+    return lambda home: home._sql(sql)
+
+
+IN_TABLES: dict[str, tuple[Callable[[Home], None], int]] = {
+    "a name": (names("sessions"), 4),
+    "an index of names": (names("sqlite_autoindex_sessions_1"), 4),
+    "a session's row": (statement("DELETE FROM sessions WHERE num = 1"), 4),
+    "names": (statement("DELETE FROM names WHERE num = 1"), 4),
+    "keys": (statement("DELETE FROM keys"), 8),
+    "searches": (statement("DELETE FROM facets"), 8),
+}
+
+
+@pytest.mark.parametrize("kind", IN_TABLES)
+def test_it_tells_what_loads_from_a_file(sqlite: Home, kind: str) -> None:
+    checkpoints = filled(sqlite)
+    damage, sound = IN_TABLES[kind]
+    damage(sqlite)
+    assert check(sqlite, checkpoints).loadable == sound
+
+
+def test_a_damaged_mark_names_its_checkpoint(home: Home) -> None:
+    checkpoints = filled(home)
+    home.spoil_marks(2, "origin")
+    report = home.reopened().verify()
+    assert {p.checkpoint for p in report.problems} == {checkpoints[1].id}
+    assert all("(its state still loads)" in str(p) for p in report.problems)
+
+
+def test_a_session_that_cannot_be_listed_hides_no_other(sqlite: Home) -> None:
+    """The index of names leads to a number that no row has, and so ends the list of sessions."""
+    checkpoints = filled(sqlite)
+    row = bytes([5, 0, 12 + 2 * len("origin"), 0])  # how the row begins, behind its number
+    sqlite.overwrite("sessions", b"\1" + row, b"\x41" + row)
+    with pytest.raises(Corrupt):
+        list(sqlite.store.sessions())
+    report = check(sqlite, checkpoints)
+    assert (report.sessions, report.loadable) == (3, 4)
