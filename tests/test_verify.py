@@ -105,3 +105,44 @@ def test_a_session_that_cannot_be_listed_hides_no_other(sqlite: Home) -> None:
         list(sqlite.store.sessions())
     report = check(sqlite, checkpoints)
     assert (report.sessions, report.loadable) == (3, 4)
+
+
+# -- what is damaged does not hide what is not -----------------------------------------------------
+
+
+def test_a_damaged_name_does_not_break_forks(sqlite: Home) -> None:
+    origin = [c.id for c in sqlite.filled(4, "origin", label="l").history()]
+    sqlite.session("origin").fork("fork").append("log", "more")
+    sqlite.overwrite("sessions", b"origin", b"nrigin")
+    fork = sqlite.session("fork")
+    history = list(fork.history())
+    assert [c.id for c in history[2:]] == origin
+    assert [bool(c.damaged) for c in history] == [False, False, True, True, True, True]
+    assert fork.load("@~5")["i"] == 0
+    assert fork.blame("i").id == origin[0]
+
+
+def test_a_line_goes_on_behind_a_forks_first_record(home: Home) -> None:
+    origin = [c.id for c in home.filled(4, "origin", label="l").history()]
+    home.session("origin").fork("fork").append("log", "more")
+    home.spoil_checkpoint(1, name="fork")
+    fork = home.reopened().session("fork")
+    assert [c.id for c in fork.history()][2:] == origin
+    assert fork.load("@~2")["i"] == 3
+    assert fork.load("label:l")["i"] == 3
+    assert fork.load("step:1")["i"] == 0
+    home.spoil_session("fork")
+    fork = home.reopened().session("fork")
+    for revision in ("@~2", "step:1"):
+        with pytest.raises(Corrupt):
+            fork.load(revision)
+
+
+@pytest.mark.parametrize("spoil", ["spoil_head", "spoil_session"])
+def test_sessions_tell_what_is_known(home: Home, spoil: str) -> None:
+    home.filled(4)
+    getattr(home, spoil)()
+    [info] = home.reopened().sessions()
+    assert info.damaged
+    assert info.checkpoints == 4
+    assert (info.head is None) == (spoil == "spoil_head")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
@@ -161,23 +162,28 @@ def missing(reader: Reader, place: Place, record: Record) -> tuple[int, bytes | 
     return record.step - (above.step if above else 0) - 1, above.id if above else None
 
 
+def forked_at(reader: Reader, session: int) -> Place | None:
+    """Where a fork begins: the parent of its first checkpoint, as the session's row tells."""
+    found = reader.session_by_number(session) or (b"", b"")
+    where = records.unseal_session(session, *found).origin
+    return None if where is None else place_at(where)
+
+
 def origin(reader: Reader, place: Place, record: Record) -> Place | None:
     """Where the parent of a fork's first checkpoint lies."""
     name = record.extra.get("origin")
     if name is None or record.parent_seq is None:
         return None
-    found = reader.session_by_number(place.session)
-    try:
-        if found is not None:
-            where = records.unseal_session(place.session, *found).origin
-            return None if where is None else place_at(where)
-    except UNREADABLE:
-        pass  # the name tells as well, unless the session was deleted
+    with suppress(*UNREADABLE):  # then the name tells as well, unless the session was deleted
+        return forked_at(reader, place.session)
     named = reader.session(records.encode_name(name))
     return Place(named[0], record.parent_seq) if named else None
 
 
 def parent_of(reader: Reader, place: Place, record: Record) -> Place | None:
+    if record.damaged and place.seq == 1:
+        with suppress(*UNREADABLE):
+            return forked_at(reader, place.session)
     if record.parent_seq is None:
         return None
     if "origin" in record.extra:
@@ -258,16 +264,14 @@ def ancestors(
 def family(reader: Reader, session: int) -> Iterator[int]:
     """The session, the one it was forked from, and so on."""
     seen: set[int] = set()
-    at: int | None = session
-    while at is not None and at not in seen:
-        seen.add(at)
-        yield at
-        found = reader.session_by_number(at)
+    at: Place | None = Place(session, 0)
+    while at is not None and at.session not in seen:
+        seen.add(at.session)
+        yield at.session
         try:
-            where = records.unseal_session(at, *found).origin if found else None
+            at = forked_at(reader, at.session)
         except UNREADABLE:
-            where = None
-        at = None if where is None else place_at(where).session
+            return
 
 
 def find_session(reader: Reader, name: str) -> int:
@@ -327,13 +331,18 @@ def page(
         out.append((place, record))
     if not out:
         return [], None
-    name = session_name(reader, session)
+    name, wrong = f"session {session}", None
+    try:
+        name = session_name(reader, session)
+    except UNREADABLE as e:  # which numbers do not need
+        wrong = e.message
     marks = marks_of(reader, session, out[-1][0].seq, out[0][0].seq)
     dressed = []
     for (place, record), above in zip(out, [*[r for _, r in out[1:]], last], strict=True):
         gap = None
         if record.parent != (above.id if above else None) and not record.damaged:
             gap = (record.step - (above.step if above else 0) - 1, above.id if above else None)
+        record = record._replace(damaged=record.damaged or wrong)
         dressed.append(_dressed(name, record, marks.get(place.seq, Marks()), gap))
     return dressed, after
 

@@ -252,7 +252,7 @@ class SessionInfo(NamedTuple):
     checkpoints: int
     """How many there are in it, on all branches."""
     damaged: str | None = None
-    """Set when its head cannot be read: what is wrong."""
+    """Set when its row or its head cannot be read: what is wrong. The rest is what is known."""
 
 
 class Operation(NamedTuple):

@@ -12,6 +12,7 @@ from holdfast.lineage import (
     Place,
     ancestors,
     family,
+    forked_at,
     is_buried,
     read_head,
     read_row,
@@ -67,7 +68,10 @@ class Resolver:
         start = Place(self._session, head.seq) if head.seq else None
         for place, record in ancestors(self._reader, start, head.parent):
             yield place, record
-            if record.damaged and record.parent_seq is None and place.seq > 1:
+            if record.damaged and record.parent_seq is None:
+                if place.seq == 1:  # then the session's row tells, if that is not damaged as well
+                    forked_at(self._reader, place.session)
+                    continue
                 raise Corrupt(
                     f"what lies behind checkpoint {place.seq} is unknown: {record.damaged}"
                 )

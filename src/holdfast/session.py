@@ -407,7 +407,8 @@ class Session(Running):
         with self.store.backend.reader() as reader:
             place = self._place(reader, revision)
             source = StoredSource(self.store.backend, reader)
-            return self._checkpoint(reader, blaming.blame(reader, source, place, path))
+            found = blaming.blame(reader, source, place, path)
+            return lineage.page(reader, found)[0][0]  # as in history(), if need be without a name
 
     def verify(self, *, read_data: bool = True) -> Report:
         """Check this session: every record, and with `read_data` every byte of its states."""

@@ -234,17 +234,18 @@ class Store(Overseeing):
         if records.former_name(number, raw) is not None:
             return None
         name, agent, head, count = records.shown_name(raw), None, None, 0
-        try:
+        damage: list[str] = []
+        with _noted(damage):
             name = records.decode_name(raw)
             agent = records.unseal_session(number, raw, body).agent
-            _, at = lineage.read_head(reader, number)
+        with _noted(damage):
             count = lineage.count(reader, number)
+        with _noted(damage):
+            _, at = lineage.read_head(reader, number)
             place = lineage.Place(number, at.seq)
             if at.seq:
                 head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
-        except UNREADABLE as e:
-            return SessionInfo(name, agent, head, count, e.message)
-        return SessionInfo(name, agent, head, count)
+        return SessionInfo(name, agent, head, count, damage[0] if damage else None)
 
     def verify(self, *, read_data: bool = True, sessions: Iterable[str] | None = None) -> Report:
         """Check records, hashes and indexes; with `read_data` also every stored byte of data."""
@@ -391,6 +392,15 @@ def _may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
     if info.head is None:
         return unknown or query == Query()
     return query.may_match(info.head)
+
+
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """What cannot be read is told of, and does not hide what can."""
+    try:
+        yield
+    except UNREADABLE as e:
+        damage.append(e.message)
 
 
 @contextmanager
