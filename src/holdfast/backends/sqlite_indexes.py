@@ -33,7 +33,6 @@ def reindex(connection: apsw.Connection) -> None:
     _note_positions(connection)
     indexes = "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index'"
     for name, table in connection.execute(indexes).fetchall():
-        connection.execute("BEGIN IMMEDIATE")
         if name in _SEALED:
             _recall(connection, str(name), str(table), *_SEALED[name])
         try:
@@ -42,7 +41,6 @@ def reindex(connection: apsw.Connection) -> None:
             _replace(connection, str(name), str(table))
         except apsw.ConstraintError:
             pass  # two rows that claim to be the same one: the old index may still tell them apart
-        connection.execute("COMMIT")
     _note_names(connection)
     _give_back(connection)
 
@@ -87,14 +85,20 @@ def _recall(
     """Give rows that are not sound back what their index says of them."""
     own, body = _bytes(f"own.{column}"), _bytes("own.body")
     sql = _DISAGREE.format(index=index, table=table, key=key, column=column, own=own, body=body)
-    found = list(_readable(connection, sql))
+    connection.execute("BEGIN IMMEDIATE")
+    right = []
+    for at, said, *row in _readable(connection, sql):
+        try:
+            check(at, *row)
+        except UNREADABLE:
+            right.append((said, at))
+    if not right:
+        connection.execute("ROLLBACK")  # and SQLite forgets pages that it could not read
+        return
     with _writable_schema(connection):
-        for at, said, *row in found:
-            try:
-                check(at, *row)
-            except UNREADABLE:
-                change = f"UPDATE OR IGNORE {table} SET {column} = ? WHERE {key} = ?"  # noqa: S608
-                connection.execute(change, (said, at))
+        change = f"UPDATE OR IGNORE {table} SET {column} = ? WHERE {key} = ?"  # noqa: S608
+        connection.executemany(change, right)
+    connection.execute("COMMIT")
 
 
 def _readable(connection: apsw.Connection, sql: str) -> Iterator[Any]:
@@ -118,9 +122,11 @@ def _writable_schema(connection: apsw.Connection) -> Iterator[None]:
 
 def _replace(connection: apsw.Connection, name: str, table: str) -> None:
     """Let a new tree take the place of one that cannot be read, and so cannot be dropped either."""
+    connection.execute("BEGIN IMMEDIATE")
     connection.execute(_twin(connection, name, table))
     with _writable_schema(connection):
         connection.execute(_TAKE_OVER, (_TWIN, name, _TWIN))
+    connection.execute("COMMIT")
 
 
 def _twin(connection: apsw.Connection, name: str, table: str) -> str:
