@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "ids", "logs", "model", "clock"},
     {"codec"},
     {"backends"},
-    {"cache", "fields", "lineage", "models", "revisions", "series", "source"},
+    {"cache", "checkpoint", "fields", "lineage", "models", "revisions", "series", "source"},
     {
         "archive",
         "blame",

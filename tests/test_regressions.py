@@ -22,8 +22,10 @@ from holdfast import ids, revisions
 from holdfast.backends import disk, files_writer
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
-from holdfast.codec import records, values
+from holdfast.codec import records, rows, values
+from holdfast.errors import Corrupt
 from holdfast.model import ToolCall, Usage
+from tests.faults.bitrot import flip
 from tests.home import TEXT, Home
 from tests.plainstore import PlainStore
 
@@ -380,3 +382,38 @@ def test_what_a_checkpoint_says_does_not_change(home: Home) -> None:
         checkpoint.pending[0].arguments["to"].append("b")
         assert checkpoint.meta == {"a": [1], "b": {"c": {}}}
         assert checkpoint.pending == (call,)
+
+
+def said(checkpoint: holdfast.Checkpoint) -> dict[str, Any]:
+    names = [n for n in dir(holdfast.Checkpoint) if not n.startswith("_")]
+    return {n: getattr(checkpoint, n) for n in names if not callable(getattr(checkpoint, n))}
+
+
+def test_a_checkpoint_as_bytes(home: Home) -> None:
+    """Everything that it says, to the bit, and no other checkpoint whatever happens to them."""
+    session = home.session("odd \ud800 name")
+    session.save({"n": 1})
+    session.save({"n": 2})
+    full = session.save(
+        {"n": 3}, label="l", tags=["a", "b"], trigger="t", status="failed", reason="r", key="k",
+        usage=Usage(7, 0.5), pending=[ToolCall("1", "pay", {"to": b"\0", "n": 2**70})], hint="h",
+        meta={"when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "set": {1, 2}},
+    )  # fmt: skip
+    session.delete("@~1")
+    fork = session.fork("fork").head
+    assert fork is not None
+    for checkpoint in (full, fork, *session.history()):
+        data = checkpoint.to_bytes()
+        again = holdfast.Checkpoint.from_bytes(data)
+        assert said(again) == said(checkpoint)
+        assert again == checkpoint
+    for n in range(len(data) * 8):
+        with pytest.raises((Corrupt, holdfast.UnsupportedFormat)):
+            holdfast.Checkpoint.from_bytes(flip(data, *divmod(n, 8)))
+    for wrong in (b"", data[:-1], data + b"x", b"{}", "text", None):
+        with pytest.raises((Corrupt, holdfast.UnsupportedFormat)):
+            holdfast.Checkpoint.from_bytes(wrong)  # type: ignore[arg-type]
+    made_up: list[Any] = [[], [1], [2, 3], {}, [1, *range(18)]]
+    for fields in made_up:
+        with pytest.raises((Corrupt, holdfast.UnsupportedFormat)):
+            holdfast.Checkpoint.from_bytes(rows.seal(rows.LOOSE, 0, values.encode(fields)))

@@ -146,3 +146,29 @@ def test_sessions_tell_what_is_known(home: Home, spoil: str) -> None:
     assert info.damaged
     assert info.checkpoints == 4
     assert (info.head is None) == (spoil == "spoil_head")
+
+
+def test_one_checkpoint(home: Home) -> None:
+    session = home.filled(4, label="l")
+    report = session.verify("@~1")
+    assert (report.ok, report.sessions, report.checkpoints, report.loadable) == (True, 1, 1, 1)
+    home.spoil_checkpoint(2)
+    home.spoil_marks(3)
+    session = home.reopened().session("s")
+    assert [session.verify(f"@~{n}").ok for n in range(4)] == [True, False, False, True]
+    assert [session.verify(f"@~{n}").loadable for n in range(4)] == [1, 1, 0, 1]
+    told = session.verify("@~1").problems
+    assert {p.checkpoint for p in told} == {c.id for c in session.tree() if c.seq == 3}
+    with pytest.raises(holdfast.CheckpointNotFound):
+        session.verify("@~9")
+
+
+def test_one_checkpoint_with_its_data(home: Home) -> None:
+    session = home.session()
+    session.save({"log": [f"{n} {TEXT}" for n in range(9)]})
+    session.save({"n": 1})
+    home.spoil_newest_item()
+    session = home.reopened().session("s")
+    assert session.verify("@~1", read_data=False).ok
+    assert not session.verify("@~1").loadable
+    assert session.verify("@").ok

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.aio import AsyncSession, AsyncStore, aopen
     from holdfast.aruns import AsyncRun
+    from holdfast.checkpoint import Checkpoint, SessionInfo
     from holdfast.collect import Collected
     from holdfast.diff import Change, Diff
     from holdfast.errors import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         Unavailable,
         UnsupportedFormat,
     )
-    from holdfast.model import Checkpoint, Operation, SessionInfo, ToolCall, Usage
+    from holdfast.model import Operation, ToolCall, Usage
     from holdfast.repair import Repaired
     from holdfast.retention import Plan, Retention, Verdict
     from holdfast.runs.conversation import Conversation
@@ -65,7 +66,8 @@ else:
         "HoldfastError InDoubt InvalidRequest KeyTaken NotFound NotSerializable "
         "SessionBusy SessionExists SessionNotFound StepChanged StepFailed StoreNotFound "
         "Unavailable UnsupportedFormat",
-        "model": "Checkpoint Operation SessionInfo ToolCall Usage",
+        "checkpoint": "Checkpoint SessionInfo",
+        "model": "Operation ToolCall Usage",
         "repair": "Repaired",
         "retention": "Plan Retention Verdict",
         "runs.conversation": "Conversation",

@@ -39,7 +39,8 @@ from holdfast.workers import Lane, Workers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 
-    from holdfast.model import Checkpoint, ToolCall
+    from holdfast.checkpoint import Checkpoint
+    from holdfast.model import ToolCall
     from holdfast.retention import Retention
     from holdfast.session import Revision
     from holdfast.transfer import Transferred

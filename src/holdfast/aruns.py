@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, ToolCall, Usage
+    from holdfast.model import ToolCall, Usage
     from holdfast.runs.conversation import Conversation
     from holdfast.runs.journal import Call
     from holdfast.runs.options import Done, OnChange, OnDoubt

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.backends.base import Backend, Reader
-    from holdfast.model import Checkpoint, Record
+    from holdfast.checkpoint import Checkpoint
+    from holdfast.model import Record
 
 
 class Way(NamedTuple):

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, lineage
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records, ropes, streams, values, wire
 from holdfast.codec.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
 from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
@@ -20,7 +21,7 @@ from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, InvalidRequ
 from holdfast.lineage import Place
 from holdfast.live import Spans
 from holdfast.logs import logger
-from holdfast.model import STATUSES, Checkpoint
+from holdfast.model import STATUSES
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:

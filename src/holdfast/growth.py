@@ -17,6 +17,7 @@ from xxhash import xxh3_64_digest
 
 from holdfast import ids
 from holdfast.backends.base import Change, Notes
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records, ropes, values, wire
 from holdfast.codec.nodes import (
     CHAIN,
@@ -46,7 +47,7 @@ from holdfast.codec.streams import (
     item_row,
 )
 from holdfast.lineage import Place
-from holdfast.model import Checkpoint, Record
+from holdfast.model import Record
 
 if TYPE_CHECKING:
     from holdfast.cache import Images

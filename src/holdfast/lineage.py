@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records
 from holdfast.codec.records import TAG, Gap, Head, Row
 from holdfast.errors import UNREADABLE, Corrupt, SessionNotFound
-from holdfast.model import DAMAGED, Checkpoint, Operation, Record
+from holdfast.model import DAMAGED, Operation, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast.backends.base import Backend, Reader
+    from holdfast.checkpoint import Checkpoint
     from holdfast.codec.nodes import Extent
     from holdfast.codec.streams import Source
-    from holdfast.model import Checkpoint
 
 
 class Part(NamedTuple):

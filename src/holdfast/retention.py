@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import leases, lineage
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records
 from holdfast.errors import InvalidRequest
-from holdfast.model import Checkpoint
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Reader

@@ -152,6 +152,17 @@ class Resolver:
         return self._living(found)
 
 
+def check_own(reader: Reader, session: int, place: Place) -> Place:
+    """Refuse a checkpoint of the session that this one was forked from."""
+    if place.session != session:
+        home = session_name(reader, place.session)
+        raise InvalidRequest(
+            f"that checkpoint lies in session {home!r}, from which this one was forked",
+            hint="use a handle of that session, or fork() from there",
+        )
+    return place
+
+
 def _number(text: str) -> int | None:
     """Python refuses to read very long ones."""
     return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None

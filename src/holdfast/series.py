@@ -13,7 +13,7 @@ from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Backend, Reader
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
 _LIMIT = 64 << 20
 

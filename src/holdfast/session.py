@@ -9,6 +9,7 @@ from holdfast import blame as blaming
 from holdfast import diff as differing
 from holdfast import fields as fielding
 from holdfast import lineage, paths
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import load as loading
 from holdfast.codec import patch as patching
 from holdfast.codec import values
@@ -21,13 +22,14 @@ from holdfast.errors import (
 )
 from holdfast.lineage import Place
 from holdfast.logs import logger
-from holdfast.model import Checkpoint, Operation, ToolCall
+from holdfast.model import Operation, ToolCall
 from holdfast.models import revive
 from holdfast.operations import Operator
-from holdfast.revisions import Resolver
+from holdfast.revisions import Resolver, check_own
 from holdfast.runs import messages as talking
 from holdfast.runs.handles import Running
 from holdfast.source import StoredSource
+from holdfast.verify import verify_one
 from holdfast.watching import Watcher
 from holdfast.writing import Tip, Writer
 
@@ -410,9 +412,13 @@ class Session(Running):
             found = blaming.blame(reader, source, place, path)
             return lineage.page(reader, found)[0][0]  # as in history(), if need be without a name
 
-    def verify(self, *, read_data: bool = True) -> Report:
-        """Check this session: every record, and with `read_data` every byte of its states."""
-        return self.store.verify(read_data=read_data, sessions=[self.name])
+    def verify(self, revision: Revision | None = None, *, read_data: bool = True) -> Report:
+        """Check this session, or one checkpoint; with `read_data` every byte of the states."""
+        if revision is None:
+            return self.store.verify(read_data=read_data, sessions=[self.name])
+        with self.store.backend.reader() as reader:
+            place = self._place(reader, revision)
+        return verify_one(self.store.backend, place, read_data=read_data)
 
     def _own_head(self, reader: Reader) -> tuple[int, bytes, Head]:
         number = lineage.find_session(reader, self.name)
@@ -431,14 +437,8 @@ class Session(Running):
 
     def _own_place(self, reader: Reader, revision: Revision | None) -> Place:
         """A checkpoint of this very session."""
-        place = self._place(reader, revision)
-        if place.session != lineage.find_session(reader, self.name):
-            home = lineage.session_name(reader, place.session)
-            raise InvalidRequest(
-                f"that checkpoint lies in session {home!r}, from which this one was forked",
-                hint="use a handle of that session, or fork() from there",
-            )
-        return place
+        own = lineage.find_session(reader, self.name)
+        return check_own(reader, own, self._place(reader, revision))
 
     def _at(self, seq: int) -> Checkpoint:
         with self.store.backend.reader() as reader:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import portable, values
-from holdfast.model import Checkpoint, Operation, Usage
+from holdfast.model import Operation, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from holdfast.checkpoint import SessionInfo
     from holdfast.diff import Change
-    from holdfast.model import SessionInfo, ToolCall
+    from holdfast.model import ToolCall
     from holdfast.retention import Plan
     from holdfast.runs.handles import Abandoned
     from holdfast.runs.pending import MadeCall, Pending

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast import archive, lineage
 from holdfast.backends.opening import open_backend
 from holdfast.cache import Images
+from holdfast.checkpoint import Checkpoint, SessionInfo
 from holdfast.codec import records
 from holdfast.collect import Collected, collect
 from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
 from holdfast.finding import Query, find
 from holdfast.logs import logger
-from holdfast.model import Checkpoint, SessionInfo
 from holdfast.operations import Operator
 from holdfast.repair import Repaired, repair
 from holdfast.retention import Plan, Retention, within_store

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
     from holdfast.store import Store
 
 

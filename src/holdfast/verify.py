@@ -79,6 +79,15 @@ def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None 
     return Report(tuple(problems), count, checked, loadable)
 
 
+def verify_one(backend: Backend, place: Place, *, read_data: bool) -> Report:
+    """The same for one checkpoint; of its session, only what is needed to load it."""
+    with backend.reader() as reader:
+        raw, body = reader.session_by_number(place.session) or (b"", b"")
+        audit = _Audit(reader, backend, place.session, raw, body, read_data=read_data)
+        audit.run(place.seq)
+    return Report(tuple(audit.problems), 1, audit.checked, len(audit.loadable))
+
+
 def _names(sessions: Any) -> list[str]:
     several = isinstance(sessions, Iterable) and not isinstance(sessions, str)
     names: list[Any] = [*sessions] if several else [None]
@@ -160,13 +169,25 @@ class _Audit:
         text = ids.to_text(id) if id else None
         self.problems.append(Problem(self._name, text, what, loads))
 
-    def run(self) -> None:
+    def run(self, only: int | None = None) -> None:
         try:
-            self._run()
+            self._session()
+            if only is None:
+                self._all()
+            else:
+                self._one(only)
         except Corrupt as e:  # a table itself
             self._note(e.message)
 
-    def _run(self) -> None:
+    def _one(self, seq: int) -> None:
+        found = self._reader.checkpoint(self._number, seq)
+        if found is None:
+            self._missing(seq, seq + 1)
+        else:
+            self._checkpoint(seq, *found, None)
+        self._marks(None, seq, seq)
+
+    def _session(self) -> None:
         try:
             self._name = records.decode_name(self._plain) or self._name
             self._open()
@@ -178,6 +199,8 @@ class _Audit:
                     self._note("it is not in the index of forks", loads=self._opens)
         except UNREADABLE as e:
             self._note(e.message, loads=self._opens)
+
+    def _all(self) -> None:
         last = None
         try:
             _, head = lineage.read_head(self._reader, self._number)
@@ -326,8 +349,8 @@ class _Audit:
             raise Corrupt("the parent is another checkpoint than recorded")
         return parent.hash
 
-    def _marks(self, last: int | None) -> None:
-        for seq, kind, value, body in self._reader.marks(self._number, 0, records.MAX_SEQ):
+    def _marks(self, last: int | None, low: int = 0, high: int = records.MAX_SEQ) -> None:
+        for seq, kind, value, body in self._reader.marks(self._number, low, high):
             id = None
             try:
                 if type(seq) is not int:

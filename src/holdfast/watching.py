@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import lineage
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records
 from holdfast.errors import UNREADABLE, InvalidRequest
-from holdfast.model import Checkpoint, Operation
+from holdfast.model import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

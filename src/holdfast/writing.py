@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids, leases, lineage
 from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records, values
 from holdfast.codec.nodes import parse
 from holdfast.codec.records import LABEL, MAX_SEQ, TAG, Head, Info
@@ -23,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.growth import Growth, grow
 from holdfast.lineage import Place
-from holdfast.model import Checkpoint, Record
+from holdfast.model import Record
 from holdfast.source import StoredSource, seal_blob
 
 if TYPE_CHECKING:

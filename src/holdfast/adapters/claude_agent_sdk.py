@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         SessionSummaryEntry,
     )
 
+    from holdfast.checkpoint import Checkpoint, SessionInfo
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, SessionInfo
     from holdfast.session import Session
     from holdfast.store import Store
 

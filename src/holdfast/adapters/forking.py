@@ -13,8 +13,8 @@ from holdfast.writing import Tip, Writer
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint
     from holdfast.session import Session
 
 

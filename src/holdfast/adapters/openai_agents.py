@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         TResponseInputItem,
     )
 
-    from holdfast.model import Checkpoint, Operation
+    from holdfast.checkpoint import Checkpoint
+    from holdfast.model import Operation
     from holdfast.session import Revision
     from holdfast.store import Store
 

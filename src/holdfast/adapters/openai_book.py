@@ -17,8 +17,8 @@ from holdfast.model import ToolCall, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint
     from holdfast.session import Revision, Session
     from holdfast.store import Store
 

@@ -26,6 +26,7 @@ from pydantic_ai.usage import RunUsage
 from holdfast import ids, lineage
 from holdfast.adapters.forking import fork_with
 from holdfast.adapters.hosting import Host, Hosted
+from holdfast.checkpoint import Checkpoint
 from holdfast.effects import forward
 from holdfast.errors import (
     HeadMoved,
@@ -35,7 +36,7 @@ from holdfast.errors import (
     SessionNotFound,
     UnsupportedFormat,
 )
-from holdfast.model import Checkpoint, ToolCall, Usage
+from holdfast.model import ToolCall, Usage
 from holdfast.operations import Operator
 from holdfast.writing import Writer
 

@@ -22,6 +22,7 @@ from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from holdfast.adapters.forking import fork_with
 from holdfast.adapters.hosting import Closing, Host, Hosted
+from holdfast.checkpoint import Checkpoint
 from holdfast.errors import (
     HeadMoved,
     HoldfastError,
@@ -30,7 +31,7 @@ from holdfast.errors import (
     NotSerializable,
     SessionExists,
 )
-from holdfast.model import Checkpoint, ToolCall, Usage
+from holdfast.model import ToolCall, Usage
 
 if TYPE_CHECKING:
     import os

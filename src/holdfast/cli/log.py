@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.backends.base import Backend
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
 _HEAD, _DAMAGED = "◉", "✗"
 _PAGE = 200

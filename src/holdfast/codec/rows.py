@@ -23,9 +23,9 @@ ENCRYPTED = 128
 """Reserved: readers that do not know how to decrypt must refuse the row."""
 
 # One seed space per kind of row; within it the address itself.
-CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER, TOMB, GAP, LEASE, JOURNAL = (
-    n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 13)
-)
+_SEEDS = [n * 0x9E37_79B9_7F4A_7C15 & 0xFFFF_FFFF_FFFF_FFFF for n in range(1, 14)]
+CHECKPOINT, ITEMS, BLOB, HEAD, SESSION, MARK, OPERATION, COUNTER, TOMB, GAP, *_SEEDS = _SEEDS
+LEASE, JOURNAL, LOOSE = _SEEDS
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _FLAGS = [bytes((n,)) for n in range(256)]
 

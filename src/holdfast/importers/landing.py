@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.checkpoint import Checkpoint
 from holdfast.errors import KeyTaken, NotFound, NotSerializable
 from holdfast.importers.foreign import Entry, Findings, Foreign, Unsound
-from holdfast.model import Checkpoint, Usage
+from holdfast.model import Usage
 
 if TYPE_CHECKING:
     from holdfast import Session, Store

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.checkpoint import Checkpoint
 from holdfast.errors import KeyTaken
 from holdfast.importers.foreign import Findings, Unsound, merged
 from holdfast.importers.landing import PROVENANCE, Imported
 from holdfast.importers.transcripts import Files
-from holdfast.model import Checkpoint, ToolCall, Usage
+from holdfast.model import ToolCall, Usage
 from holdfast.runs.messages import dangling
 
 if TYPE_CHECKING:

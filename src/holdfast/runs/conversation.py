@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Unpack
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, ToolCall
+    from holdfast.model import ToolCall
     from holdfast.session import Session
 
     Message = dict[str, Any]

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.backends.base import Reader
+    from holdfast.checkpoint import Checkpoint
     from holdfast.errors import HoldfastError
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, RunMark
+    from holdfast.model import RunMark
     from holdfast.runs.pending import MadeCall, Pending
     from holdfast.runs.policy import Policy
     from holdfast.store import Store

@@ -25,7 +25,7 @@ from holdfast.errors import (
     StepFailed,
 )
 from holdfast.logs import logger
-from holdfast.model import RunMark, ToolCall, Usage
+from holdfast.model import RunMark, Status, ToolCall, Usage
 from holdfast.models import revive
 from holdfast.runs import failures, options
 from holdfast.runs import journal as journals
@@ -41,8 +41,8 @@ from holdfast.runs.signals import Halt
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint, Status
     from holdfast.runs.opening import Opened
     from holdfast.runs.pending import Pending
     from holdfast.runs.policy import Event

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint
     from holdfast.runs.journal import Call
     from holdfast.runs.options import Done, OnChange, OnDoubt
 

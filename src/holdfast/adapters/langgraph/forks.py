@@ -16,8 +16,8 @@ from holdfast.series import Series
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.lineage import Place
-    from holdfast.model import Checkpoint
     from holdfast.session import Session
     from holdfast.store import Store
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import CheckpointMetadata
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
 _LINES, _WARM = 4_096, 64
 """Of so many threads something is remembered, and of so many the last state."""

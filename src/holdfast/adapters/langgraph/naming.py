@@ -10,7 +10,7 @@ from holdfast.errors import Corrupt, InvalidRequest
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
 AGENT = "langgraph"
 REST = "$checkpoint"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast.adapters.langgraph.threads import Line
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
 Facts = dict[str, Any]
 """What one note says: the writes of a task."""

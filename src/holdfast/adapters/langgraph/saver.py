@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
     from holdfast.store import Store
 
 _PLAIN = (str, int, float, bool, type(None))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.adapters.langgraph.threads import Line
-    from holdfast.model import Checkpoint
+    from holdfast.checkpoint import Checkpoint
 
     Belongs = Callable[[Checkpoint], str | None]
     """To which checkpoint of the thread one of a subgraph belongs."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
+    from holdfast.checkpoint import Checkpoint
     from holdfast.fields import Fields
-    from holdfast.model import Checkpoint
     from holdfast.session import Path
     from holdfast.store import Store
 
