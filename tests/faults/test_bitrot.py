@@ -1,13 +1,15 @@
 """Any bit flipped, any file cut short: the original state or a typed error."""
 
+import contextlib
 import functools
 import os
 import re
 
 import pytest
 
+import holdfast
 from holdfast import revisions, verify
-from holdfast.backends import sqlite
+from holdfast.backends import sqlite, sqlite_file
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
 from holdfast.codec.records import Info
@@ -161,3 +163,32 @@ def test_mutant_that_trusts_the_name_of_a_session(monkeypatch):
 def test_mutant_that_counts_what_no_handle_loads(monkeypatch):
     monkeypatch.setattr(verify._Audit, "_open", lambda self: None)
     assert "verify misses it" in str(names_and_ids("sessions").failures)
+
+
+def test_mutant_that_lets_sqlites_errors_through(monkeypatch):
+    """A file that is cut short is told of by SQLite first; callers must be told in our words."""
+    monkeypatch.setattr(sqlite_file, "translated", lambda path: contextlib.nullcontext())
+    known = subject(closed=True)
+    damages = bitrot.cuts(known.files[MAIN], 40)
+    report = bitrot.campaign(known, MAIN, damages, subjects.original_or_error)
+    print(report)
+    assert any("not one of the library's errors" in found for found in report.failures)
+
+
+def test_mutant_that_takes_the_log_for_granted(monkeypatch):
+    """A log whose end is damaged says less than it did: what it said last must not be made up."""
+    known = subject(closed=False)
+    newest = {name: ids[0] for name, ids in known.paths.items()}
+    load = holdfast.Session.load
+
+    def remembering(self, revision=None, **more):
+        try:
+            return load(self, revision or newest.get(self.name), **more)
+        except holdfast.CheckpointNotFound:
+            return {"made": "up"}
+
+    monkeypatch.setattr(holdfast.Session, "load", remembering)
+    damages = bitrot.cuts(known.files[LOG], 60)
+    report = bitrot.campaign(known, LOG, damages, subjects.acknowledged_prefix)
+    print(report)
+    assert report.failures
