@@ -616,7 +616,9 @@ def test_every_kind_of_error_says_what_to_do_next() -> None:
     kinds: list[type[errors.HoldfastError]] = [errors.HoldfastError]
     kinds += _below(errors.HoldfastError)
     without = {k.__name__ for k in kinds if not k.default_hint}
-    assert without == {"HoldfastError", "NotFound", "Conflict", "InDoubt", "InvalidRequest"}
+    assert without == {
+        "HoldfastError", "NotFound", "Conflict", "InDoubt", "StepFailed", "InvalidRequest",
+    }  # fmt: skip
     assert "resolve" in (errors.InDoubt("", key="k", idempotency_key="i").hint or "")
 
 

@@ -112,9 +112,7 @@ class StepChanged(Conflict):
 
 
 class StepFailed(HoldfastError):
-    """A step has failed before the crash, in the words of its own error."""
-
-    default_hint = "the code went on from this error before; let it take the same path again"
+    """A step has failed before the crash, in the words of its own error alone."""
 
 
 class Corrupt(HoldfastError):
