@@ -231,7 +231,7 @@ def test_secrets_are_masked_whatever_the_server_says() -> None:
     url = "postgresql://me:hunter2@localhost/db?sslpassword=hunter3"
     target = Target.parse(url, None, timeout=1, read_only=False, durability="full")
     error = target.error(psycopg.OperationalError("me:hunter2 cannot\n come in by hunter3"))
-    assert str(error).endswith("failed: me:*** cannot come in by ***")
+    assert error.message.endswith("failed: me:*** cannot come in by ***")
 
 
 def test_nobody_there(url: str) -> None:

@@ -272,6 +272,7 @@ def test_nothing_stands_out_of_a_dialog(store: holdfast.Store, look: Look) -> No
         expect(viewer.dialog).to_have_count(0)
         expect(viewer.chosen).to_be_visible()
         viewer.press(key)
+        expect(viewer.dialog).to_be_visible()
         assert viewer.dialog.evaluate("dialog => dialog.scrollWidth <= dialog.clientWidth")
         viewer.press("Escape")
 

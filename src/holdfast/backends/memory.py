@@ -93,10 +93,14 @@ class MemoryBackend(Backend, Reader):
                     raise Gone
                 self._turnover = self._turnover._replace(copied=Turnover.new())
             self._version += 1
-            self._apply(change, session)
+            try:
+                self._apply(change, session)
+            except BaseException:  # Ctrl-C: not half of it may stay, so it is made all the same
+                self._apply(change, session)
+                raise
 
     def _apply(self, change: Change, session: int) -> None:
-        """The head, or of a new session its name, last: an interrupt leaves what was there."""
+        """Once or twice comes to the same."""
         for write in change.rows:
             self._write_row(write)
         for digest, row, rewrite in change.blobs:
@@ -106,19 +110,20 @@ class MemoryBackend(Backend, Reader):
         if change.checkpoint is not None:
             seq, id, row = change.checkpoint
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
-            insort(self._ids, (id, session, seq))
+            self._note_id((id, session, seq))
         if change.notes is not None:
             self._apply_notes(change.notes, session, change.checkpoint)
         self._heads[session] = change.head
-        if change.create is not None:
-            name, row = change.create
+        named = change.create or (change.notes and change.notes.rename)
+        if named:
+            name, row = named
+            self._sessions.pop(self._names.get(session, b""), None)
             self._names[session] = name
             self._sessions[name] = (session, row)
-        if change.notes is not None and change.notes.rename is not None:
-            name, row = change.notes.rename
-            del self._sessions[self._names[session]]
-            self._names[session] = name
-            self._sessions[name] = (session, row)
+
+    def _note_id(self, place: tuple[bytes, int, int]) -> None:
+        at = bisect_left(self._ids, place)
+        self._ids[at : bisect_right(self._ids, place)] = [place]
 
     def _apply_notes(
         self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
@@ -154,7 +159,7 @@ class MemoryBackend(Backend, Reader):
     def _apply_copied(self, copied: Copied, session: int) -> None:
         for seq, id, row in copied.checkpoints:
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
-            insort(self._ids, (id, session, seq))
+            self._note_id((id, session, seq))
         self._operations.setdefault(session, {}).update(copied.operations)
         for seq, ancestor, row in copied.gaps:
             self._gaps[session, seq] = (ancestor, row)
@@ -187,9 +192,9 @@ class MemoryBackend(Backend, Reader):
         stream, first, replaces, row = write
         held = self._streams.setdefault(stream, {})
         starts = self._starts.setdefault(stream, [])
-        low, high = bisect_left(starts, first), bisect_left(starts, first + replaces)
+        low, high = bisect_left(starts, first), bisect_left(starts, first + max(replaces, 1))
         for start in starts[low:high]:
-            del held[start]
+            held.pop(start, None)
         starts[low:high] = [first]
         held[first] = row
 
