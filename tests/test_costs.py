@@ -50,23 +50,18 @@ def reordered() -> Iterator[Any]:
         yield (log := RNG.sample(log, len(log)))
 
 
-def edited() -> Iterator[Any]:
-    log = messages(500)
+def edited(count: int = 500, size: int = 1200, steps: int = 20) -> Iterator[Any]:
+    log = messages(count, size)
     yield log
-    for _ in range(20):
+    for _ in range(steps):
         log = [*log]
-        log[RNG.randrange(500)] = text(1200)
+        log[RNG.randrange(count)] = text(size)
         yield log
 
 
 def scattered() -> Iterator[Any]:
     """Edits all over a list of short items, which fall into ever more pieces."""
-    log = messages(600, 100)
-    yield log
-    for _ in range(900):
-        log = [*log]
-        log[RNG.randrange(600)] = text(100)
-        yield log
+    return edited(600, 100, 900)
 
 
 def grown() -> Iterator[Any]:
