@@ -34,7 +34,7 @@ class Repaired(NamedTuple):
     moved: tuple[int, int] | None
     """The head's seq before and after, if it had to move."""
     rebuilt: tuple[str, ...]
-    """What lacked something and works again: "searches", "keys", "undo"."""
+    """What lacked something and works again: "searches", "keys", "undo", "log"."""
     lost: tuple[str, ...]
     """Ids (or seqs, where even those are gone) of checkpoints whose state does not load."""
 
@@ -94,8 +94,10 @@ def _session(backend: Backend, number: int) -> Repaired | None:
         rebuilt += ["undo"] * stuck
     elif rebuilt and head is not None:
         backend.commit(Change(number, row, row, notes=notes))
-    if missing and (sound or moved):
-        _give_up(backend, number, missing)
+    if sound or moved:
+        if missing:
+            _give_up(backend, number, missing)
+        rebuilt += ["log"] * backend.accept(number)
     if moved or rebuilt or bad:
         return Repaired(name, moved, tuple(rebuilt), tuple(bad.values()))
     return None

@@ -382,6 +382,13 @@ class Backend(Protocol):
         """
         ...
 
+    def accept(self, session: int) -> bool:  # noqa: ARG002 # most storages have nothing to accept
+        """Count as lost what `Reader.damage` tells of a session; whether there was anything.
+
+        What could be found of it is kept. From then on only its traces tell that it was there.
+        """
+        return False
+
     def version(self) -> object:
         """Something that changes whenever anybody commits. Cheap: made to be asked often."""
         ...

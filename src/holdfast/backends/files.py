@@ -19,6 +19,7 @@ from holdfast.backends import (
     files_counters,
     files_gc,
     files_journal,
+    files_repair,
     files_writer,
 )
 from holdfast.backends.base import Backend, Change, Reader
@@ -147,18 +148,12 @@ class FilesBackend(Backend):
             files_gc.compact(home, progress)
 
     def reindex(self) -> None:
-        """Numbers that are counted from what is there, should that file be damaged."""
-        with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
-            for problem in home.catalog.clashes():
-                raise problem  # nothing is lost, so no head may move
-            try:
-                files_counters.read(self.path)
-            except Corrupt:
-                sessions = [f.identity.number for f in home.catalog.folders()]
-                streams = [stream for stream, _ in home.catalog.streams()]
-                highest = {"session": max(sessions, default=0), "stream": max(streams, default=0)}
-                # Whoever has reserved some that are not there yet has at most a few hundred.
-                files_counters.write(self.path, {k: n + 10_000 for k, n in highest.items()})
+        with self._writing() as home:
+            files_repair.recount(home)
+
+    def accept(self, session: int) -> bool:
+        with self._writing() as home:
+            return files_repair.accept(home, session)
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):

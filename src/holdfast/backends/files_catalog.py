@@ -438,6 +438,7 @@ def _find_records(ledger: Ledger) -> None:
             continue
         if id is not None:
             ledger.add(int(digits), id)
+            ledger.found.add(int(digits))
 
 
 def gone(path: Path) -> Unavailable:

@@ -162,6 +162,8 @@ class Ledger:
         self.head: bytes | None = None
         self.removed = False
         self.ids: dict[int, bytes] = {}
+        self.found: set[int] = set()
+        """Checkpoints that no line tells of, but their files do."""
         self.order: list[int] = []
         self.keys: dict[bytes, int] = {}
         self.marks: dict[tuple[int, int, bytes], bytes] = {}
@@ -395,6 +397,16 @@ class Ledger:
         entry = {"n": n, **entry}
         return entry, text.seal_line(n, entry)
 
+    def acceptance(self) -> dict[str, Any]:
+        """What a line says after which none is missing: the lost ones, and what is known still."""
+        found = [[seq, ids.to_text(self.ids[seq])] for seq in self.order if seq in self.found]
+        entry: dict[str, Any] = {
+            "dropped": self.damaged,
+            "create": [self.number, text.show_name(self.name), text.show_row(self.row)],
+            "checkpoints": found,
+        }
+        return entry if self.origin is None else {**entry, "origin": list(self.origin)}
+
     def slim(self, data: bytes) -> bytes | None:
         """The log without the lines of checkpoints that are freed; None if that is not worth it."""
         kept: list[bytes] = []
@@ -402,17 +414,15 @@ class Ledger:
         saved = 0
         for line in data.split(b"\n")[:-1]:
             entry = self._entry(line)
-            if entry is None or not self._is_idle(entry):
+            try:
+                runs = self._idle_runs(entry) if entry is not None else None
+            except _MALFORMED:
+                runs = None  # one of those whose loss was accepted
+            if runs is None:
                 kept.append(line + b"\n")
-                continue
-            saved += len(line)
-            for low, high in entry.get("dropped", [[entry["n"], entry["n"] + 1]]):
-                if dropped and dropped[-1][1] == low:
-                    dropped[-1][1] = high
-                else:
-                    dropped.append([low, high])
-            if "dropped" in entry:
-                dropped = joined([*dropped, [entry["n"], entry["n"] + 1]])
+            else:
+                saved += len(line)
+                dropped += runs
         if 4 * saved < len(data):
             return None
         ends = [[stream, end] for stream, end in self.ends.items()]
@@ -421,14 +431,19 @@ class Ledger:
             note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
         return b"".join(kept) + self.line(note)[1]
 
-    def _is_idle(self, entry: dict[str, Any]) -> bool:
-        """Whether nothing of what a line says matters any more."""
+    def _idle_runs(self, entry: dict[str, Any]) -> list[list[int]] | None:
+        """The numbers that go with a line of which nothing matters any more; None if some does."""
+        n = entry["n"]
+        own = [[n, n + 1]]
         if "dropped" in entry:
-            return True
+            runs = [[whole(low), whole(high)] for low, high in entry["dropped"]]
+            return None if "create" in entry else [*runs, *own]
         if entry.keys() == {"n", "head", "lease"}:
-            return self.lease is None or entry["lease"][0] != self.lease[0].hex()
-        seq = entry.get("checkpoint", [0])[0]
-        return seq > 0 and seq not in self.ids and entry.keys() <= _IDLE
+            idle = self.lease is None or entry["lease"][0] != self.lease[0].hex()
+        else:
+            seq = whole(entry.get("checkpoint", [0])[0])
+            idle = seq > 0 and seq not in self.ids and entry.keys() <= _IDLE
+        return own if idle else None
 
 
 _IDLE = {"n", "checkpoint", "head", "streams", "facets", "keys", "marks"}

@@ -62,7 +62,7 @@ def repair_(app: App) -> None:
                 app.say(f"  the head moved from checkpoint {each.moved[0]} to {each.moved[1]}")
                 app.way_back(store.session(each.session))
             for what in each.rebuilt:
-                app.say(f"  {what}: work again")
+                app.say(f"  works again: {what}")
             for what in each.lost:
                 app.say(f"  lost: {what}")
         if not found:

@@ -1,0 +1,39 @@
+"""Repairing a store of files: counters made anew, and lost lines of a log accepted as lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.backends import disk, files_counters
+from holdfast.backends.files_writer import LOCKS
+from holdfast.errors import Corrupt
+
+if TYPE_CHECKING:
+    from holdfast.backends.files_writer import Home
+
+_RESERVED = 10_000
+"""Whoever has reserved numbers that are not there yet has at most a few hundred."""
+
+
+def recount(home: Home) -> None:
+    """Numbers that are counted from what is there, should that file be damaged."""
+    with disk.locked(home.root / LOCKS / "counters", home.timeout):
+        for problem in home.catalog.clashes():
+            raise problem  # nothing is lost, so no head may move
+        try:
+            files_counters.read(home.root)
+        except Corrupt:
+            sessions = [f.identity.number for f in home.catalog.folders()]
+            streams = [stream for stream, _ in home.catalog.streams()]
+            highest = {"session": max(sessions, default=0), "stream": max(streams, default=0)}
+            files_counters.write(home.root, {k: n + _RESERVED for k, n in highest.items()})
+
+
+def accept(home: Home, session: int) -> bool:
+    """Let the log say which of its lines are lost, so that they are not missed any more."""
+    with home.sessions({session}):
+        ledger = home.current(session)
+        if ledger is None or not ledger.there or not ledger.damaged:
+            return False
+        home.log(ledger, *ledger.line(ledger.acceptance()))
+        return True

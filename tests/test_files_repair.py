@@ -1,0 +1,103 @@
+"""Lost lines of a log: what repair() accepts, what is left, and that all goes on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.backends.files_ledger import Ledger
+from tests.test_files import ITEM
+from tests.test_transfer import facts
+from tests.test_transfer_damage import flipped
+
+LINES = 9
+
+
+def opened(path: Path) -> holdfast.Store:
+    return holdfast.open(f"files:{path}", durability="normal")
+
+
+def filled(path: Path) -> dict[str, int]:
+    """A session of LINES commits, and another forked from it; how long each state is."""
+    with opened(path) as store:
+        session = store.session("s", agent="planner")
+        known = [session.save({"log": [ITEM] * 20}, key="first")]
+        known += [session.append("log", ITEM, trigger="manual") for _ in range(3)]
+        session.label(known[1], "precious")
+        session.delete(known[2])
+        session.rewind(known[1])
+        known += [session.append("log", ITEM), session.append("log", ITEM)]
+        fork = session.fork("fork", at=known[4])
+        known.append(fork.append("log", ITEM))
+        return {each.id: len(store.session(each.session).load(each)["log"]) for each in known
+                if each is not known[2]}  # fmt: skip
+
+
+def spoil(path: Path, lines: set[int]) -> None:
+    log = path / "sessions/s/log.jsonl"
+    found = log.read_bytes().splitlines(keepends=True)
+    assert len(found) == LINES
+    log.write_bytes(
+        b"".join([flipped(x, len(x) // 2) if n in lines else x for n, x in enumerate(found)])
+    )
+
+
+def check_accepted(path: Path, lines: set[int]) -> None:
+    known = filled(path)
+    spoil(path, lines)
+    with opened(path) as store:
+        assert not store.verify().ok
+        [done] = store.repair()
+        assert (done.session, "log" in done.rebuilt, done.lost) == ("s", True, ())
+    for again in range(2):
+        with opened(path) as store, holdfast.open("memory:") as other:
+            assert store.verify(read_data=True).ok
+            assert store.repair() == []
+            assert store.copy(other).skipped == ()
+            assert facts(other) == facts(store)
+            for id, count in known.items():
+                assert len(store.session(store.get(id).session).load(id)["log"]) == count
+            assert store.session("s").get("key:first").id == next(iter(known))
+            assert {c.id for c in store.find(agent="planner")} >= {*known} - {[*known][-1]}
+            if not again:
+                session = store.session("s")
+                for short_lived in [session.append("log", ITEM) for _ in range(40)][:-1]:
+                    session.delete(short_lived)
+                store.gc()  # which writes the log anew
+
+
+@pytest.mark.parametrize("line", range(LINES))
+def test_a_lost_line_is_accepted(tmp_path: Path, line: int) -> None:
+    check_accepted(tmp_path / "store", {line})
+
+
+@pytest.mark.parametrize("line", range(1, LINES))
+def test_lost_lines_are_accepted(tmp_path: Path, line: int) -> None:
+    check_accepted(tmp_path / "store", {0, line - 1, line})
+
+
+def test_what_was_found_without_its_line_must_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Ledger.acceptance
+    monkeypatch.setattr(Ledger, "acceptance", lambda self: whole(self) | {"checkpoints": []})
+    with pytest.raises(AssertionError):
+        check_accepted(tmp_path / "store", {3})
+
+
+def test_an_acceptance_must_outlive_the_log_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = Ledger._idle_runs
+
+    def careless(self: Ledger, entry: dict[str, Any]) -> Any:
+        if "dropped" in entry:
+            entry = {"n": entry["n"], "dropped": entry["dropped"]}
+        return idle(self, entry)
+
+    monkeypatch.setattr(Ledger, "_idle_runs", careless)
+    with pytest.raises(AssertionError):
+        check_accepted(tmp_path / "store", {3})
