@@ -18,7 +18,7 @@ import ormsgpack
 import pytest
 
 import holdfast
-from holdfast import ids, revisions
+from holdfast import growth, ids, revisions, writing
 from holdfast.backends import disk, files_writer
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
@@ -417,3 +417,44 @@ def test_a_checkpoint_as_bytes(home: Home) -> None:
     for fields in made_up:
         with pytest.raises((Corrupt, holdfast.UnsupportedFormat)):
             holdfast.Checkpoint.from_bytes(rows.seal(rows.LOOSE, 0, values.encode(fields)))
+
+
+def test_another_checkpoint_of_the_same_number_is_another_head(home: Home) -> None:
+    """As after a crash that lost ours, with `durability="normal"`: to try again would not end."""
+    session = home.session()
+    session.save({"n": 1})
+    writer = session._writer
+    assert writer.tip is not None
+    writer.tip = writer.tip._replace(id=ids.new_id(writer.tip.id))
+    home.store.session("s").tag("@", "t")  # the head's row is another
+    with pytest.raises(holdfast.HeadMoved):
+        session.save({"n": 2})
+    session.refresh()
+    session.save({"n": 3})
+    assert [home.store.session("s").load(c)["n"] for c in session.history()] == [3, 1]
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_what_a_handle_knows_half_way_is_looked_up(sqlite: Home, *, hot: bool) -> None:
+    """A process that is forked off while a thread saves has a handle between two assignments."""
+    session = sqlite.session()
+    session.save({"log": [TEXT] * 9})
+    session.append("log", TEXT)
+    code = (growth.grow if hot else writing.Writer._seal).__code__
+    writer = session._writer
+    seen = []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            seen.append((writer.head.last, writer.tip and writer.tip.place.seq))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        session.append("log", TEXT, label=None if hot else "x")
+    finally:
+        sys.settrace(before)
+    assert {head - (tip or 0) for head, tip in seen} == {0, -1}  # never a tip that is behind

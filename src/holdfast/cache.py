@@ -21,7 +21,7 @@ def cost(node: Node) -> int:
     if isinstance(node, Rope):
         if node.entries is not None:
             return _OVERHEAD + cost(node.entries)
-        if node.chunks is not None:
+        if node.image is not None:
             # Bytes, and for each item an entry in a list (and a hash where it was needed).
             return _OVERHEAD + node.size + 40 * node.count
         return _OVERHEAD

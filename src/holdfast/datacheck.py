@@ -19,8 +19,8 @@ class DataCheck:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._items: dict[tuple[int, int], bytes] = {}
-        self._chains: dict[tuple[Extent, ...], list[bytes]] = {}
+        self._chains: dict[tuple[bytes | None, int, int], list[bytes]] = {}
+        """By what was before, stream and first item: the chain after each item from there on."""
         self._done: set[bytes] = set()
 
     def check(self, node: Node) -> None:
@@ -46,24 +46,25 @@ class DataCheck:
             found = dict_hash(entries.keys, entries.children)
         else:
             found = sha256(ropes.flatten(rope, self._source)).digest()
-            rope.chunks = None
+            rope.image = None
         if found != rope.hash:
             raise Corrupt("a rope's items do not match its hash")
 
     def _chain(self, extents: tuple[Extent, ...]) -> bytes:
-        """The chain over all items, remembered per stream so that growth is checked once."""
-        *before, (stream, first, count) = extents
-        key = (*before, (stream, first, 0))
-        known = self._chains.setdefault(key, [])
-        start = known[-1] if known else self._chain(tuple(before)) if before else None
-        todo = [(stream, first + len(known), count - len(known))] if count > len(known) else []
-        for piece in streams.pieces(self._source, todo):
-            begin = 0
-            for end in piece.ends:
-                stored = piece.data[begin : end - piece.base]
-                begin = end - piece.base
-                node = parse(stored) if piece.refs else Leaf(stored)
-                self.check(node)
-                start = chain(start, [node.hash])
-                known.append(start)
-        return known[count - 1]
+        """The chain over all items. What it is from some item on depends on what it was before."""
+        last: bytes | None = None
+        for stream, first, count in extents:
+            known = self._chains.setdefault((last, stream, first), [])
+            last = known[-1] if known else last
+            todo = [(stream, first + len(known), count - len(known))] if count > len(known) else []
+            for piece in streams.pieces(self._source, todo):
+                begin = 0
+                for end in piece.ends:
+                    stored = piece.data[begin : end - piece.base]
+                    begin = end - piece.base
+                    node = parse(stored) if piece.refs else Leaf(stored)
+                    self.check(node)
+                    last = chain(last, [node.hash])
+                    known.append(last)
+            last = known[count - 1]
+        return last or chain(None, ())

@@ -28,6 +28,7 @@ from holdfast.codec.nodes import (
     LIST_ITEM,
     ROOT_KEYS,
     ROPE_TAG,
+    Image,
     Leaf,
     Rope,
     Struct,
@@ -138,13 +139,13 @@ class Growth:
             type(grown) is not list
             or not self.count < len(grown) <= self.count + LOOSE_ITEMS
             or type(rope) is not Rope
-            or rope.chunks is None
+            or (held := rope.image) is None
         ):
             return None
         new = grown[self.count :]
         if not {*map(type, new)} <= _ITEM:
             return None
-        known = ropes.take_in(rope, rope.chunks)
+        known = ropes.take_in(rope, held).chunks
         flat = values.encode(grown)
         pos = len(wire.array_header(len(grown)))
         for chunk in known:
@@ -174,12 +175,12 @@ class Growth:
         line, stream, _, small, _, _ = self.tail
         tail = Tail(line, stream, self.end, small, self.loose, self.held)
         old = base.children[self.at]
-        chunks, more = None, None
-        if isinstance(old, Rope) and old.chunks is not None:
-            chunks, more = old.chunks, (old.more, self.items)
+        image = old.image if isinstance(old, Rope) else None
+        if image is not None:
+            image = Image(image.chunks, None, (image.more, self.items))
         rope = Rope(
             LIST, self.count, self.size, self.hash, (*self.extents, self.last), (tail, *self.tails),
-            debt=self.debt, chunks=chunks, more=more,
+            debt=self.debt, image=image,
         )  # fmt: skip
         return base.with_child(self.at, rope)
 
@@ -191,7 +192,8 @@ def _grew(old: Node | None, key: bytes, rope: Rope) -> bool:
     before = old.child(key) if isinstance(old, Struct) and old.kind == DICT else None
     if not isinstance(before, Rope):
         return True
-    return before.count < rope.count and (rope.chunks is None or rope.more is not None)
+    image = rope.image
+    return before.count < rope.count and (image is None or image.more is not None)
 
 
 def grow(
@@ -270,9 +272,9 @@ def grow(
     growth.held, growth.loose, growth.last = held, loose, (stream, first, length)
     for flat in flats:
         growth.items.append((flat, None))
-    writer.head, writer.head_row = new_head, head_row
     place = _new(Place, (number, seq))
     writer.tip = _new(type(tip), (place, id, digest, step, created, line, root, parent_seq))
+    writer.head, writer.head_row = new_head, head_row  # behind the tip, see Writer
     if loose == end:
         growth.rebase(writer.store.images, digest)
     if extra:

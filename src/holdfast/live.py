@@ -28,28 +28,65 @@ if TYPE_CHECKING:
     Rows = list[tuple[int, bytes]]
 
 _PAGE = 1_000
+_LOOKED_UP = 1 << 17
+"""So many that are not listed are looked for: how many there should be may be made up."""
 
 
-def all_rows(reader: Reader, session: int) -> Iterator[tuple[int, bytes, bytes]]:
-    """seq, id and row of all checkpoints of a session."""
+def all_rows(
+    reader: Reader, session: int, tell: Callable[[Corrupt], object] = lambda _: None
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """seq, id and row of all checkpoints of a session.
+
+    One damaged key can end a listing, be it by an error, of which `tell` is told. What it leaves
+    out is looked up, as a load does.
+    """
     low = 1
-    while True:
-        rows = reader.checkpoints(session, low, records.MAX_SEQ, _PAGE)
-        yield from rows
-        if len(rows) < _PAGE:
-            return
-        low = rows[-1][0] + 1
+    full = True
+    try:
+        while full:
+            rows = reader.checkpoints(session, low, records.MAX_SEQ, _PAGE)
+            for row in rows:
+                if row[0] > low:
+                    yield from _unlisted(reader, session, low, row[0])
+                yield row
+                low = row[0] + 1
+            full = len(rows) == _PAGE
+    except Corrupt as e:
+        tell(e)
+    with suppress(*UNREADABLE):
+        last = lineage.read_head(reader, session)[1].last
+        yield from _unlisted(reader, session, low, last + 1)
+
+
+def _unlisted(
+    reader: Reader, session: int, low: int, high: int
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Of the checkpoints [low, high), none of which is listed, those that are there."""
+    gone = Spans()
+    with suppress(*UNREADABLE):
+        for span in lineage.freed(reader, session):
+            gone.add(*span)
+    for start, stop in gone.missing(low, high):
+        for seq in range(start, min(stop, start + _LOOKED_UP)):
+            with suppress(*UNREADABLE):
+                if (found := reader.checkpoint(session, seq)) is not None:
+                    yield seq, *found
 
 
 def strays(reader: Reader, listed: set[int]) -> list[int]:
     """Sessions that have checkpoints but are not listed, as far as the index of ids tells."""
     found: set[int] = set()
-    high = b"\xff" * (ids.BYTES + 1)
     with suppress(*UNREADABLE):
-        while page := reader.newest_ids(b"", high, _PAGE):
-            found.update([session for session, _, _ in page])
-            high = page[-1][2]
+        for session in _sessions_of_ids(reader):
+            found.add(session)
     return sorted(found - listed)
+
+
+def _sessions_of_ids(reader: Reader) -> Iterator[int]:
+    high = b"\xff" * (ids.BYTES + 1)
+    while page := reader.newest_ids(b"", high, _PAGE):
+        yield from {session for session, _, _ in page}
+        high = page[-1][2]
 
 
 class Spans:
@@ -118,6 +155,21 @@ def _flags(begin: bytes) -> int:
     return begin[8]
 
 
+def _has_sound_row(reader: Reader, session: int) -> bool:
+    for seq, id, body in all_rows(reader, session):
+        with suppress(*UNREADABLE):
+            records.unseal_checkpoint(session, seq, id, body)
+            return True
+    return False
+
+
+def _unknown(what: str) -> Corrupt:
+    return Corrupt(
+        f"what is needed is not certain, so no data is freed: {what}",
+        hint="verify() names what is damaged; repair() or delete() it first",
+    )
+
+
 class Live:
     """What the checkpoints of a store refer to, as of one moment."""
 
@@ -143,30 +195,38 @@ class Live:
         return len(self._positions)
 
     def mark_all(self, tell: Callable[[str, int, int], None]) -> None:
+        """Corrupt if some checkpoint cannot be read, or is of a session that is not listed."""
+        known = {*_sessions_of_ids(self._reader)}  # first: in files, more may come
         after: bytes | None = None
-        sessions: list[int] = []
+        sessions: set[int] = set()
         while page := self._reader.sessions(after, _PAGE):
-            sessions += [session for session, _, _ in page]
+            sessions.update([session for session, _, _ in page])
             after = page[-1][1]
-        for n, session in enumerate(sessions):
+        for n, session in enumerate(sorted(sessions)):
             tell("reading", n, len(sessions))
             self._mark_session(session)
+        for session in known - sessions:
+            # Rows that are damaged in what session they name were counted as missing above.
+            if self._reader.session_by_number(session) or _has_sound_row(self._reader, session):
+                raise _unknown(f"session {session} has checkpoints, and is not listed")
 
     def _mark_session(self, session: int) -> None:
         newest: int | None = None
         with suppress(*UNREADABLE):
             newest = lineage.read_head(self._reader, session)[1].last
+        there = Spans()
         for seq, id, body in all_rows(self._reader, session):
+            there.add(seq, seq + 1)
             try:
                 row = records.unseal_checkpoint(session, seq, id, body)
                 goes_on = newest is None or seq == newest
                 self.mark(row.node(), row.line if goes_on else None)
             except UNREADABLE as e:
-                raise Corrupt(
-                    f"what checkpoint {seq} of a session needs is unknown, so no data is freed: "
-                    f"{e.message}",
-                    hint="verify() names what is damaged; repair() or delete() it first",
-                ) from e
+                raise _unknown(f"what checkpoint {seq} of a session needs: {e.message}") from e
+        for span in lineage.freed(self._reader, session):
+            there.add(*span)
+        for low, _ in there.missing(1, (newest or 0) + 1):
+            raise _unknown(f"the record of checkpoint {low} of session {session} is missing")
 
     def mark(self, node: Node, line: int | None = None) -> None:
         """All that a node refers to; of the newest checkpoint also what its line goes on from."""

@@ -90,7 +90,10 @@ def _session(backend: Backend, number: int) -> Repaired | None:
         stuck = head is not None and sound and _is_stuck(reader, number, head)
     moved = None
     if stuck or (good and not sound):
-        moved = _log(backend, number, row, head, good, notes)
+        old = head or _guessed(backend, number)
+        moved = _log(backend, number, row, old, good, notes)
+        if head is None:
+            missing.append(old.last)
         rebuilt += ["undo"] * stuck
     elif rebuilt and head is not None:
         backend.commit(Change(number, row, row, notes=notes))
@@ -104,10 +107,10 @@ def _session(backend: Backend, number: int) -> Repaired | None:
 
 
 def _log(
-    backend: Backend, number: int, row: bytes, head: Head | None, good: int, notes: Notes
+    backend: Backend, number: int, row: bytes, old: Head, good: int, notes: Notes
 ) -> tuple[int, int] | None:
     """Move the head, if need be, by an operation. Undo goes on behind it."""
-    before, old = (head.seq, head) if head else (0, _guessed(backend, number))
+    before = old.seq
     new = old._replace(operations=old.operations + 1)
     if before != good:
         new = new._replace(seq=good, parent=_near(backend, number, good))
@@ -154,12 +157,16 @@ def _head(number: int, row: bytes) -> Head | None:
 
 
 def _guessed(backend: Backend, number: int) -> Head:
-    """What a lost head's row must have said: the newest checkpoint and operation there are."""
+    """For a head's row that is lost: behind the newest checkpoint and operation there are.
+
+    A checkpoint that is lost as well may have gone on from there. So the number of one is left out,
+    as if it had been: then whoever saves next goes on from it in streams of its own.
+    """
     with backend.reader() as reader:
         last = max([0, *[seq for seq, _, _ in all_rows(reader, number)]])
         operations = [n for n, _ in reader.operations(number, 0, records.MAX_SEQ)]
         gone = [high - 1 for _, high in lineage.freed(reader, number)]
-    return Head(max([last, *gone]), last, max([0, *operations]), None)
+    return Head(max([last, *gone]) + 1, 0, max([0, *operations]), None)
 
 
 def _near(backend: Backend, number: int, seq: int) -> int | None:

@@ -11,7 +11,7 @@ from holdfast.codec import records
 from holdfast.datacheck import DataCheck
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
 from holdfast.lineage import Place
-from holdfast.live import strays
+from holdfast.live import all_rows, strays
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
@@ -214,7 +214,10 @@ class _Audit:
         except UNREADABLE as e:
             self._note(e.message, loads=self._opens)
         low = 1
-        for seq, id, body in self._rows(last or 0):
+        listing = all_rows(
+            self._reader, self._number, lambda e: self._note(e.message, loads=self._opens)
+        )
+        for seq, id, body in listing:
             self._missing(low, seq if last is None else min(seq, last + 1))
             low = seq + 1
             self._checkpoint(seq, id, body, last)
@@ -236,20 +239,6 @@ class _Audit:
             return  # which is told of on its own
         if record is not None:
             lineage.dress(self._reader, place, record)
-
-    def _rows(self, last: int) -> Iterable[tuple[int, bytes, bytes]]:
-        """All checkpoints; one by one, as they are loaded, where they cannot be listed."""
-        low = 1
-        try:
-            while page := self._reader.checkpoints(self._number, low, records.MAX_SEQ, _PAGE):
-                yield from page
-                low = page[-1][0] + 1
-        except Corrupt as e:
-            self._note(e.message, loads=self._opens)
-            for seq in range(low, last + 1):
-                with suppress(Corrupt):
-                    if (found := self._reader.checkpoint(self._number, seq)) is not None:
-                        yield seq, *found
 
     def _missing(self, low: int, high: int) -> None:
         """Note that the records [low, high) are gone, but for those that gc has freed."""

@@ -273,9 +273,10 @@ class Writer:
         if extra:
             extra = records.read_extra(meta)  # what was stored, not what the caller may change
         self.store.backend.commit(change)
+        # First: a process forked off in between, with the old row, then looks where the head is.
+        self.tip = Tip(Place(number, seq), id, digest, step, created, line, root, near)
         self.number, self.head, self.head_row = number, new_head, head_row
         self.lease, self.parting = lease, None
-        self.tip = Tip(Place(number, seq), id, digest, step, created, line, root, near)
         if extra:
             self.indexed.update(records.session_facets(number, extra))
         record = Record(
@@ -336,7 +337,8 @@ class Writer:
         if self.lease is not None and fresh.head.lease != self.lease:
             self._check_free()
         actual = fresh.tip
-        same = (expected and expected.place) == (actual and actual.place)
+        # By id as well: after a crash that lost ours, another's may have come to its number.
+        same = (expected and expected[:2]) == (actual and actual[:2])
         if expected is None and actual is None and fresh.damage is None:
             # There is none to have moved, even where the session is another: gc has removed it, or
             # somebody else has begun it and taken that back.

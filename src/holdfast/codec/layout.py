@@ -196,7 +196,8 @@ def _check_same(flat: bytes, head: bytes, items: list[images.Item]) -> None:
 
 def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int) -> Node:
     """A list that has a rope: compare with its image, write what is new."""
-    known = ropes.chunks(old, out.source)
+    image = ropes.image_of(old, out.source)
+    known = image.chunks
     start = len(wire.array_header(len(value)))
     for suffix in (True, False):
         m = images.match(known, flat, start, suffix=suffix)
@@ -222,7 +223,7 @@ def _list_rope(value: list[Any], flat: bytes, old: Rope, out: Writes, depth: int
             return _inner(v, f, olds.get(i), out, depth)
 
         changed = list(zip(fresh, encoded, strict=True))
-        return ropes.splice_list(old, known, m, changed, len(flat), out, node_of)
+        return ropes.splice_list(old, image, m, changed, len(flat), out, node_of)
     raise InvalidRequest(
         "the state changed while it was being saved",
         hint="do not mutate a state in one thread while another saves it",

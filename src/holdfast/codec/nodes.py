@@ -182,17 +182,29 @@ def dict_preimage(
     return b"".join(parts[: 2 * at + 2]), b"".join(parts[2 * at + 3 :])
 
 
+class Image(NamedTuple):
+    """The content of a list, or of raw bytes, in memory.
+
+    Threads share ropes (a fork has those of its origin), so all of it is read and replaced at once.
+    """
+
+    chunks: tuple[Chunk, ...]
+    chains: tuple[bytes, ...] | None = None
+    """The hash of the list up to the end of each chunk, where that is known."""
+    more: More = None
+    """Items behind the chunks, newest last: a linked list, so that appending copies no image."""
+
+
 class Rope:
     """A reference to items in streams, with the items themselves where they are in memory.
 
-    `chunks` (lists and raw bytes) or `entries` (dicts) are the image of the content: immutable,
-    complete, or None when not read yet. `more` are items appended after what is in `chunks`, newest
-    last, as a linked list, so that appending never copies an image.
+    `image` (lists and raw bytes) or `entries` (dicts) are the content: immutable, complete, or None
+    when not read yet.
     """
 
     __slots__ = (
-        "chains", "chunks", "count", "debt", "entries", "extents", "hash", "head", "kind", "more",
-        "size", "stored", "tails",
+        "count", "debt", "entries", "extents", "hash", "head", "image", "kind", "size", "stored",
+        "tails",
     )  # fmt: skip
 
     def __init__(
@@ -206,14 +218,12 @@ class Rope:
         *,
         debt: int = 0,
         head: bytes = b"",
-        chunks: tuple[Chunk, ...] | None = None,
-        chains: tuple[bytes, ...] | None = None,
+        image: Image | None = None,
         entries: Struct | None = None,
-        more: More = None,
     ) -> None:
         self.kind, self.count, self.size, self.hash = kind, count, size, digest
         self.extents, self.tails, self.debt, self.head = extents, tails, debt, head
-        self.chunks, self.chains, self.entries, self.more = chunks, chains, entries, more
+        self.image, self.entries = image, entries
         flat_tails = [*tails[0]] if len(tails) == 1 else [n for tail in tails for n in tail]
         spans = [*extents[0]] if len(extents) == 1 else [n for extent in extents for n in extent]
         payload = ormsgpack.packb([kind, count, size, digest, head, debt, flat_tails, spans])

@@ -19,6 +19,7 @@ from holdfast.codec.nodes import (
     LIST,
     RAW,
     Blob,
+    Image,
     Leaf,
     Node,
     Rope,
@@ -40,9 +41,10 @@ FRAGMENT = 2048
 # -- reading -------------------------------------------------------------------------------------
 
 
-def chunks(rope: Rope, source: Source) -> tuple[images.Chunk, ...]:
+def image_of(rope: Rope, source: Source) -> Image:
     """The image of a list or of raw bytes, read back if it is not in memory."""
-    if rope.chunks is None:
+    image = rope.image
+    if image is None:
         items: list[images.Item] = []
         for piece in streams.pieces(source, rope.extents):
             start = 0
@@ -56,31 +58,33 @@ def chunks(rope: Rope, source: Source) -> tuple[images.Chunk, ...]:
                     )
                 else:
                     items.append((stored, None))
-        rope.chunks = tuple(images.group(items))
-        _check_size(rope, sum([len(c.data) for c in rope.chunks]))
-    return take_in(rope, rope.chunks)
+        image = Image(tuple(images.group(items)))
+        _check_size(rope, sum([len(c.data) for c in image.chunks]))
+        rope.image = image
+    return take_in(rope, image)
 
 
-def take_in(rope: Rope, known: tuple[images.Chunk, ...]) -> tuple[images.Chunk, ...]:
-    """The image of a list of which `known` is in memory, with the items that were appended."""
-    if rope.more is None:
-        return known
+def take_in(rope: Rope, image: Image) -> Image:
+    """The image of a list, with the items that were appended among the chunks."""
+    if image.more is None:
+        return image
     runs = []
-    more = rope.more
+    known, _, more = image
     while more is not None:
         runs.append(more[1])
         more = more[0]
     items = [item for run in reversed(runs) for item in run]
     everything = images.Match(len(known), len(known), [], [], 0, 0, 0, 0)
-    image = images.rebuild(known, everything, items)[1]
-    _check_size(rope, sum([len(c.data) for c in image]))
-    rope.chunks, rope.chains, rope.more = image, None, None
+    image = Image(images.rebuild(known, everything, items)[1])
+    _check_size(rope, sum([len(c.data) for c in image.chunks]))
+    rope.image = image
     return image
 
 
 def entries(rope: Rope, source: Source) -> Struct:
     """The entries of a dict, as nodes."""
-    if rope.entries is None:
+    found = rope.entries
+    if found is None:
         keys: list[bytes] = []
         children: list[Node] = []
         for piece in streams.pieces(source, rope.extents):
@@ -91,9 +95,10 @@ def entries(rope: Rope, source: Source) -> Struct:
                 cut = wire.string_length(entry, 0)
                 keys.append(entry[:cut])
                 children.append(parse(entry[cut:]))
-        rope.entries = Struct(DICT, tuple(keys), tuple(children))
-        _check_size(rope, rope.entries.size - len(rope.header()))
-    return rope.entries
+        found = Struct(DICT, tuple(keys), tuple(children))
+        _check_size(rope, found.size - len(rope.header()))
+        rope.entries = found
+    return found
 
 
 def _check_size(rope: Rope, body: int) -> None:
@@ -110,7 +115,7 @@ def flatten(node: Node, source: Source) -> bytes:
     if isinstance(node, Rope):
         if node.kind == DICT:
             return flatten(entries(node, source), source)
-        return node.header() + b"".join([c.data for c in chunks(node, source)])
+        return node.header() + b"".join([c.data for c in image_of(node, source).chunks])
     parts = [flatten(c, source) for c in node.children]
     if node.kind == LIST:
         return wire.array_header(len(parts)) + b"".join(parts)
@@ -129,9 +134,9 @@ def new_list(items: list[images.Item], size: int, out: Writes) -> Rope:
     """A rope for a list that has none."""
     weaver = Weaver(None, out)
     extents = weaver.weave(0, 0, [(None, _stored(i), i[1] is not None) for i in items])
-    image = tuple(images.group(items))
-    digest = chain(None, [h for c in image for h in c.hashes()])
-    return Rope(LIST, len(items), size, digest, extents, weaver.tails(), chunks=image)
+    image = Image(tuple(images.group(items)))
+    digest = chain(None, [h for c in image.chunks for h in c.hashes()])
+    return Rope(LIST, len(items), size, digest, extents, weaver.tails(), image=image)
 
 
 def nodes_between(known: tuple[images.Chunk, ...], m: images.Match, count: int) -> dict[int, Node]:
@@ -174,15 +179,18 @@ def _item_range(image: tuple[images.Chunk, ...], start: int, stop: int) -> tuple
 
 def splice_list(
     old: Rope,
-    known: tuple[images.Chunk, ...],
+    was: Image,
     m: images.Match,
     fresh: list[tuple[Any, bytes]],
     size: int,
     out: Writes,
     node_of: Callable[[Any, bytes, int], Node | None],
 ) -> Rope:
-    """The rope of a list that keeps `m` of `old` and has `fresh` (value, bytes) between."""
-    between = _between(known, m)
+    """The rope of a list that keeps `m` of `old` and has `fresh` (value, bytes) between.
+
+    `was` is the image of `old` that `m` is about.
+    """
+    between = _between(was.chunks, m)
     same = reuse([f for f, _ in between], [f for _, f in fresh])
     items: list[images.Item] = []
     woven: list[tuple[int | None, bytes, bool]] = []
@@ -196,15 +204,15 @@ def splice_list(
         items.append(item)
     weaver = Weaver(old, out)
     extents = weaver.weave(m.before, m.after, woven)
-    kept, image = images.rebuild(known, m, items)
-    chains = _chains(old.chains[:kept] if old.chains else (), image)
+    kept, image = images.rebuild(was.chunks, m, items)
+    chains = _chains(was.chains[:kept] if was.chains else (), image)
     digest = chains[-1] if chains else chain(None, ())
     extents, debt = weaver.tidy(
         extents, old.debt, lambda: _item_sizes(image), lambda a, b: _item_range(image, a, b)
     )
     count = m.before + len(items) + m.after
     rope = Rope(
-        LIST, count, size, digest, extents, weaver.tails(), debt=debt, chunks=image, chains=chains
+        LIST, count, size, digest, extents, weaver.tails(), debt=debt, image=Image(image, chains)
     )
     _check_size(rope, sum([len(c.data) for c in image]))
     return rope
@@ -218,20 +226,20 @@ def _chains(known: tuple[bytes, ...], image: tuple[images.Chunk, ...]) -> tuple[
     return tuple(out)
 
 
-def _recent(rope: Rope, tail: tuple[int, int]) -> list[bytes]:
+def _recent(rope: Rope, image: Image | None, tail: tuple[int, int]) -> list[bytes]:
     """Leaves at the end of a rope that are in memory and lie one after the other in its stream.
 
     `tail` is that stream, and where it ended before the new items.
     """
     stream, first, count = rope.extents[-1]
-    if rope.chunks is None or (stream, first + count) != tail:
+    if image is None or (stream, first + count) != tail:
         return []
     items: list[images.Item] = []
-    more = rope.more
+    known, _, more = image
     while more is not None and len(items) < streams.LOOSE_ITEMS:
         items = more[1] + items
         more = more[0]
-    for chunk in reversed(rope.chunks if more is None else ()):
+    for chunk in reversed(known if more is None else ()):
         if len(items) >= streams.LOOSE_ITEMS:
             break
         items = chunk.items(max(chunk.count - streams.LOOSE_ITEMS, 0), chunk.count) + items
@@ -250,8 +258,9 @@ def grow_list(
 
     `expected` is the size that the list must have then, where its encoding is known.
     """
+    image = old.image
     appender = out.appender(old.tails[0] if old.tails else None)
-    appender.recent = partial(_recent, old, (appender.stream, appender.end))
+    appender.recent = partial(_recent, old, image, (appender.stream, appender.end))
     stored, refs, size, digest = [], False, old.size, old.hash
     for flat, node in items:
         size += len(flat)
@@ -276,17 +285,17 @@ def grow_list(
         before.append((last[0], last[1], last[2] + extent[2]))
     else:
         before += (last, extent)
-    more = None if old.chunks is None else (old.more, items)
+    if image is not None:
+        image = Image(image.chunks, None, (image.more, items))
     return Rope(
-        LIST, count, size, digest, tuple(before), tails,
-        debt=old.debt, chunks=old.chunks, chains=None, more=more,
+        LIST, count, size, digest, tuple(before), tails, debt=old.debt, image=image
     )  # fmt: skip
 
 
 def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | None:
     """Big bytes in fragments; None if too little of `old` is left to be worth it."""
     start = wire.header_length(flat)
-    known = chunks(old, out.source) if old else ()
+    known = image_of(old, out.source).chunks if old else ()
     m = images.match(known, flat, start, suffix=True)
     parts = list(_fragments(flat, m.start, m.stop))
     between = _between(known, m)
@@ -312,7 +321,7 @@ def raw(flat: bytes, digest: bytes, old: Rope | None, out: Writes) -> Rope | Non
     count = m.before + len(parts) + m.after
     rope = Rope(
         RAW, count, len(flat), digest, extents, weaver.tails(),
-        debt=debt, head=flat[:start], chunks=image,
+        debt=debt, head=flat[:start], image=Image(image),
     )  # fmt: skip
     _check_size(rope, sum([len(c.data) for c in image]))
     return rope

@@ -1,0 +1,205 @@
+"""Keys and indexes of SQLite that lie: what a listing leaves out is neither freed nor given up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast import lineage, live
+from holdfast.codec import records, ropes
+from holdfast.errors import Corrupt
+from holdfast.source import StoredSource
+
+COUNT = 12
+
+
+def filled(path: Path) -> dict[str, Any]:
+    """A session whose states have nothing in common."""
+    with holdfast.open(path) as store:
+        session = store.session("s")
+        some = random.Random(1)
+        states = [{"n": n, "file": some.randbytes(1_500).hex(), "log": [f"{n}:" * 60] * 20}
+                  for n in range(COUNT)]  # fmt: skip
+        return {session.save(state).id: state for state in states}
+
+
+def loaded(path: Path, known: dict[str, Any]) -> set[str]:
+    out = set()
+    with holdfast.open(path) as store:
+        for id, state in known.items():
+            try:
+                assert store.session("s").load(id) == state
+                out.add(id)
+            except holdfast.HoldfastError:
+                continue
+    return out
+
+
+def damages(path: Path, seq: int) -> Iterator[bytes]:
+    """The store with a bit of the key of a checkpoint's row flipped, above those of its seq."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    number = connection.execute("SELECT num FROM sessions").get
+    connection.close()
+    n, key = number << 32 | seq, b""
+    while n or not key:
+        key = bytes([n & 127 | (128 if key else 0)]) + key
+        n >>= 7
+    data = path.read_bytes()
+    at = data.find(key)
+    while at >= 0:
+        for bit in range(7):
+            yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        at = data.find(key, at + 1)
+
+
+def spoiled(path: Path, known: dict[str, Any], *, ends: bool) -> set[str]:
+    """Damage the key of a row in the middle, and nothing else; what still loads.
+
+    A listing ends there, or ends with an error.
+    """
+    for data in damages(path, COUNT // 2):
+        path.write_bytes(data)
+        left = loaded(path, known)
+        with holdfast.open(path) as store, store.backend.reader() as reader:
+            try:
+                ended = len(reader.checkpoints(1, 1, records.MAX_SEQ, COUNT)) < COUNT - 1
+                refused = False
+            except Corrupt:
+                ended, refused = False, True
+        if len(left) == COUNT - 1 and (ended if ends else refused):
+            return left
+    raise AssertionError("nothing was damaged")
+
+
+def check_gc(path: Path, *, ends: bool = True) -> None:
+    known = filled(path)
+    left = spoiled(path, known, ends=ends)
+    with holdfast.open(path) as store, pytest.raises(Corrupt, match="no data is freed"):
+        store.gc()
+    assert loaded(path, known) == left
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_gc_frees_nothing_that_a_listing_leaves_out(tmp_path: Path, ends: bool) -> None:
+    check_gc(tmp_path / "store.db", ends=ends)
+
+
+def test_gc_must_look_whether_it_has_seen_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_unlisted", lambda *_: iter(()))
+    monkeypatch.setattr(live.Spans, "missing", lambda *_: [])
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_gc(tmp_path / "store.db")
+
+
+def check_repair(path: Path, *, ends: bool = True) -> None:
+    known = filled(path)
+    left = spoiled(path, known, ends=ends)
+    with holdfast.open(path) as store:
+        head = store.session("s").head
+        report = store.verify()
+        assert (report.ok, report.loadable) == (False, len(left))
+        done = store.repair()
+        assert [each.moved for each in done if each.session == "s"] == [None]
+        assert [len(each.lost) for each in done if each.session == "s"] == [1]
+        now = store.session("s").head
+        assert now == head
+    assert loaded(path, known) == left
+    with holdfast.open(path) as store:
+        store.gc()
+        store.session("s").append("log", "more")
+    assert loaded(path, known) == left
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_repair_gives_up_only_what_is_lost(tmp_path: Path, ends: bool) -> None:
+    check_repair(tmp_path / "store.db", ends=ends)
+
+
+def test_repair_must_look_for_what_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_unlisted", lambda *_: iter(()))
+    with pytest.raises(AssertionError):
+        check_repair(tmp_path / "store.db")
+
+
+def test_gc_frees_nothing_of_a_session_that_is_not_listed(tmp_path: Path) -> None:
+    """An entry of the index of names that leads to another session."""
+    path = tmp_path / "store.db"
+    names = ("one", "two-xyz", "three-xyz")
+    with holdfast.open(path) as store:
+        for name in names:
+            store.session(name).save({"log": [f"{name} {n}" * 20 for n in range(20)]})
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    found: list[Any] = connection.execute("SELECT name, num FROM sessions").fetchall()
+    numbers: dict[bytes, int] = dict(found)
+    connection.close()
+    number = numbers[b"two-xyz"]
+    assert number ^ 1 in numbers.values()
+    entry = bytes([3, 12 + 2 * 7, 1]) + b"two-xyz"  # its header, and before the number
+    data = path.read_bytes()
+    assert data.count(entry + bytes([number])) == 1
+    path.write_bytes(data.replace(entry + bytes([number]), entry + bytes([number ^ 1])))
+    with holdfast.open(path) as store:
+        with pytest.raises(Corrupt, match="not listed"):
+            store.gc()
+        store.repair()
+        store.gc()
+        for name in names:
+            assert len(store.session(name).load()["log"]) == 20
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_after_repair_nothing_is_written_where_a_lost_checkpoint_went_on(
+    tmp_path: Path, lost: int
+) -> None:
+    """Head and newest records are lost together: a pack may be where the next item would go."""
+    path = tmp_path / "store.db"
+    items = [f"{n:03} " + "x" * 200 for n in range(60)]
+    with holdfast.open(path) as store:
+        session = store.session("s")
+        session.save({"log": items[:20]})
+        for n in range(20, 26):
+            session.append("log", items[n])
+        for n in range(26, 26 + 5 * lost, 5):
+            session.append("log", *items[n : n + 5])
+        last = len(list(session.tree()))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE heads SET body = x'00'")
+    connection.execute("DELETE FROM checkpoints WHERE pos & 0xffffffff > ?", (last - lost,))
+    connection.close()
+    with holdfast.open(path) as store:
+        [done] = store.repair()
+        assert done.moved == (0, last - lost)
+        session = store.session("s")
+        before = session.load()["log"]
+        assert before == items[:26]
+        for item in items[50:]:
+            session.append("log", item)
+        assert session.load()["log"] == before + items[50:]
+        assert store.verify(read_data=True).ok
+        assert store.repair() == []
+
+
+def test_long_ropes_are_verified(tmp_path: Path) -> None:
+    """A list may have more extents than calls may be nested."""
+    with holdfast.open(tmp_path / "store.db", durability="normal") as store:
+        session = store.session("s")
+        rows = [{"n": n, "text": f"{n:06}" * 60} for n in range(14_000)]
+        session.save({"rows": rows})
+        for n in range(3, 14_000, 5):
+            rows[n]["done"] = n
+        session.save({"rows": rows})
+        with store.backend.reader() as reader:
+            root: Any = lineage.read_row(reader, lineage.Place(1, 2)).node()
+            entries = ropes.entries(root, StoredSource(store.backend, reader))
+        assert len(entries.children[0].extents) > 2_000  # type: ignore[union-attr]
+        assert session.verify("@").ok
