@@ -130,6 +130,7 @@ def original_or_error(url: str, known: Subject) -> list[str]:
 def repaired(url: str, known: Subject) -> list[str]:
     """The findings for a damaged store that is repaired: what loads still does, and saving works.
 
+    The same for gc, before and after that: it may refuse to do anything, but frees nothing living.
     Sessions of which nothing loads are lost, and so is a store that does not open. But no name may
     be free that was taken.
     """
@@ -140,6 +141,9 @@ def repaired(url: str, known: Subject) -> list[str]:
     found = []
     with store:
         before = _loadable(store, known)
+        with suppress(holdfast.HoldfastError):
+            store.gc()
+        found += [f"gc: {what}" for what in _kept(store, known, before)]
         try:
             store.repair()
         except holdfast.HoldfastError:
@@ -162,6 +166,8 @@ def repaired(url: str, known: Subject) -> list[str]:
         with suppress(holdfast.Corrupt):  # the counters may be
             if not _save(store, "new"):
                 found.append("save to a new session: a different state")
+        with suppress(holdfast.HoldfastError):
+            store.gc()
         return found + _kept(store, known, after)
 
 
