@@ -23,7 +23,7 @@ from holdfast.backends import disk, files_writer
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, rows, values
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, Unavailable
 from holdfast.model import ToolCall, Usage
 from tests.faults.bitrot import flip
 from tests.home import TEXT, Home
@@ -221,6 +221,46 @@ def test_a_relative_address_means_the_same_place_for_good(
         assert store.verify().ok
     with holdfast.open(url) as store:
         assert store.session("s").load() == {"in": "there"}
+
+
+# -- a disk that fails once ----------------------------------------------------------------------
+
+
+class Shaky(apsw.VFS):
+    """A file system whose next read of a page fails."""
+
+    def __init__(self) -> None:
+        super().__init__("shaky", "")
+        self.fails = False
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        shaky = self
+
+        class File(apsw.VFSFile):
+            def xRead(self, amount: int, offset: int) -> bytes:
+                if shaky.fails and amount >= 4096:
+                    shaky.fails = False
+                    raise apsw.IOError("injected")
+                return super().xRead(amount, offset)
+
+        return File("", name, flags)
+
+
+def test_a_read_that_fails_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home("sqlite", tmp_path)
+    for n in range(20):
+        home.session().save({"log": [os.urandom(999).hex()], "n": n})
+    shaky, real = Shaky(), apsw.Connection
+    monkeypatch.setattr(apsw, "Connection", lambda *a, **more: real(*a, vfs="shaky", **more))
+    session = home.reopened().session("s")
+    shaky.fails = True
+    with pytest.raises(Unavailable, match="injected"):
+        session.load("step:3")
+    assert session.load("step:3")["n"] == 2
+    home.give_back()
+    shaky.unregister()
 
 
 # -- an interrupt in the middle of something -----------------------------------------------------

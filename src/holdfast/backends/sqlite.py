@@ -147,7 +147,8 @@ class SqliteBackend(Backend):
                 try:
                     yield SqliteReader(connection, self.path)
                 finally:
-                    connection.execute("ROLLBACK")
+                    if connection.in_transaction:  # a disk that failed has ended it
+                        connection.execute("ROLLBACK")
                 healthy = True
             finally:
                 with self._lock:

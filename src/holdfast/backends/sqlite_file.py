@@ -347,7 +347,8 @@ def migrate(connection: apsw.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a disk that failed has ended it
+            connection.execute("ROLLBACK")
         raise
 
 
