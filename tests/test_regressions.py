@@ -11,6 +11,7 @@ import sys
 import zoneinfo
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -253,7 +254,7 @@ def test_a_read_that_fails_is_not_taken_for_damage(
     for n in range(20):
         home.session().save({"log": [os.urandom(999).hex()], "n": n})
     shaky, real = Shaky(), apsw.Connection
-    monkeypatch.setattr(apsw, "Connection", lambda *a, **more: real(*a, vfs="shaky", **more))
+    monkeypatch.setattr(apsw, "Connection", partial(real, vfs="shaky"))
     session = home.reopened().session("s")
     shaky.fails = True
     with pytest.raises(Unavailable, match="injected"):
