@@ -234,11 +234,11 @@ class Shaky(apsw.VFS):
         super().__init__("shaky", "")
         self.fails = False
 
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
         shaky = self
 
         class File(apsw.VFSFile):
-            def xRead(self, amount: int, offset: int) -> bytes:
+            def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
                 if shaky.fails and amount >= 4096:
                     shaky.fails = False
                     raise apsw.IOError("injected")
@@ -458,3 +458,36 @@ def test_a_checkpoint_as_bytes(home: Home) -> None:
     for fields in made_up:
         with pytest.raises((Corrupt, holdfast.UnsupportedFormat)):
             holdfast.Checkpoint.from_bytes(rows.seal(rows.LOOSE, 0, values.encode(fields)))
+
+
+MADE_UP: list[tuple[int, Any]] = [
+    # by the number of the field: what to_bytes() never writes there
+    (2, b""), (2, bytes(14)), (4, 1 << 80), (4, -(1 << 62)), (6, bytes(16)), (17, (1,)),
+    (18, ()), (18, (1,)), (18, (None, None)), (18, (1, b"short")), (18, (1, "text")),
+    *[(8, {name: 3}) for name in ("usage", "pending", "run", "meta", "trigger", "key")],
+    (8, {"pending": [3]}), (8, {"usage": [1]}), (8, {"run": ["r", "1", None]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "value"), MADE_UP, ids=str)
+def test_bytes_that_no_checkpoint_says(memory: Home, n: int, value: Any) -> None:
+    """Refused at once, though their digest is right, and not when somebody asks for a field."""
+    checkpoint = memory.session().save({"n": 1}, tags=["t"], meta={"k": 1})
+    fields = values.decode(rows.unseal(rows.LOOSE, 0, checkpoint.to_bytes(), "it")[1])
+    fields[n] = value
+    with pytest.raises(Corrupt):
+        holdfast.Checkpoint.from_bytes(rows.seal(rows.LOOSE, 0, values.encode(fields)))
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_bytes_of_other_types(memory: Home, kind: Any) -> None:
+    checkpoint = memory.session().save({"n": 1})
+    again = holdfast.Checkpoint.from_bytes(kind(checkpoint.to_bytes()))
+    assert said(again) == said(checkpoint)
+
+
+def test_a_damaged_checkpoint_as_bytes(home: Home) -> None:
+    session = home.filled(3)
+    home.spoil_checkpoint(2)
+    for checkpoint in session.tree():
+        assert said(holdfast.Checkpoint.from_bytes(checkpoint.to_bytes())) == said(checkpoint)
