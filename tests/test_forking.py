@@ -168,6 +168,41 @@ def ends(work: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
+CALLERS: dict[str, Callable[[holdfast.Store, Path, Any], object]] = {
+    "gc": lambda store, path, tell: store.gc(tell),
+    "copy": lambda store, path, tell: store.copy(holdfast.open("memory:"), progress=tell),
+    "export": lambda store, path, tell: store.export(path / "copy.jsonl", progress=tell),
+}
+
+
+@pytest.mark.parametrize("do", ["fork", "close"])
+@pytest.mark.parametrize("what", CALLERS)
+def test_who_reads_does_not_wait_for_himself(tmp_path: Path, what: str, do: str) -> None:
+    """Whoever is called back while the store is read: that ends, and both processes go on."""
+    store = holdfast.open(tmp_path / "store.db")
+    save(store, "s")
+    told: list[str] = []
+
+    def back(*_: Any) -> None:
+        if do == "close":
+            store.close()
+        else:
+            assert in_child(partial(save, store, "child")) == 0
+
+    def work() -> None:
+        with pytest.raises(holdfast.InvalidRequest) as raised:
+            CALLERS[what](store, tmp_path, back)
+        told.append(raised.value.message)
+
+    assert ends(work)
+    assert told[0].startswith(("the process was forked, or", "the store is closed"))
+    store.close()
+    with holdfast.open(tmp_path / "store.db") as again:
+        save(again, "s")
+        assert len([*again.sessions()]) == (2 if do == "fork" else 1)
+        assert again.verify().ok
+
+
 def test_threads_that_fork_at_once(tmp_path: Path) -> None:
     """Each lets go of what it has locked, and of nothing else."""
     stores = [holdfast.open(tmp_path / f"{n}.db", durability="normal") for n in range(4)]

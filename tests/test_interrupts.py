@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import backends
-from holdfast.backends import files_catalog, group, sqlite_checkpointer, sqlite_writer
+from holdfast.backends import files_catalog, group, memory, sqlite_checkpointer, sqlite_writer
 from holdfast.backends.sqlite import SqliteBackend
 from tests.home import TEXT, Home
 
@@ -122,6 +122,31 @@ def test_what_is_acknowledged_after_an_interrupt(
     acknowledged(home, what)
 
 
+def test_what_gc_leaves_after_an_interrupt() -> None:
+    """All that lives, whole; and nothing is there in part, so the next one frees the rest."""
+    log = [f"{n} {TEXT}" for n in range(90)]  # so many that they lie in one row,
+    kept = {"log": [*log[:5], *log[20:25]]}  # of which two are left
+    for n in itertools.count(1):
+        store = holdfast.open("memory:")
+        session, gone = store.session("s"), store.session("gone")
+        old = session.save({"log": log, "big": TEXT * 99}, tags=["t"], key="k")
+        session.save(kept)
+        session.delete(old.id)
+        gone.save({})
+        gone.delete()
+        struck = interrupted(n, store.gc, memory.__file__)
+        assert session.load() == kept
+        assert store.verify(read_data=True).ok
+        store.gc()
+        assert session.load() == kept
+        told = store.stats()
+        assert (told.sessions, told.checkpoints, told.deleted) == (1, 1, 0)
+        assert not list(store.find(tag="t"))
+        if not struck:
+            break
+    assert n > 50
+
+
 def test_threads_that_write_the_log_back_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,3 +237,9 @@ def test_mutant_that_goes_on_in_a_transaction_left_open(
     monkeypatch.setattr(SqliteBackend, "_write_one", careless)
     with pytest.raises((AssertionError, holdfast.HoldfastError)):
         acknowledged(Home("sqlite", tmp_path), refused)
+
+
+def test_mutant_that_frees_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_wholly", lambda do, *given: do(*given))
+    with pytest.raises((AssertionError, holdfast.HoldfastError)):
+        test_what_gc_leaves_after_an_interrupt()

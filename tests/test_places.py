@@ -123,6 +123,19 @@ def test_a_store_of_an_older_format_is_brought_up_to_date(
         assert store.session("s").save({"n": 2}).step == 2
 
 
+def test_why_an_upgrade_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where SQLite has rolled it back by itself, as it does when the disk fails."""
+    path = tmp_path / "store.db"
+    holdfast.open(path).close()
+    raw = apsw.Connection(str(path))
+    raw.execute("PRAGMA user_version = 0")
+    raw.close()
+    twice = "INSERT OR ROLLBACK INTO counters SELECT * FROM counters"
+    monkeypatch.setattr(sqlite_file, "MIGRATIONS", {0: (twice,)})
+    with pytest.raises(Unavailable, match="UNIQUE constraint failed"):
+        holdfast.open(path)
+
+
 @pytest.mark.parametrize("url", ["memory:x", ":memory:", "file:x", "redis://x", "caf\udce9.db"])
 def test_what_is_no_address_of_a_store(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import sys
 import zoneinfo
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -23,7 +24,7 @@ from holdfast.backends import disk, files_writer
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, rows, values
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, Unavailable
 from holdfast.model import ToolCall, Usage
 from tests.faults.bitrot import flip
 from tests.home import TEXT, Home
@@ -221,6 +222,46 @@ def test_a_relative_address_means_the_same_place_for_good(
         assert store.verify().ok
     with holdfast.open(url) as store:
         assert store.session("s").load() == {"in": "there"}
+
+
+# -- a disk that fails once ----------------------------------------------------------------------
+
+
+class Shaky(apsw.VFS):
+    """A file system whose next read of a page fails."""
+
+    def __init__(self) -> None:
+        super().__init__("shaky", "")
+        self.fails = False
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
+        shaky = self
+
+        class File(apsw.VFSFile):
+            def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+                if shaky.fails and amount >= 4096:
+                    shaky.fails = False
+                    raise apsw.IOError("injected")
+                return super().xRead(amount, offset)
+
+        return File("", name, flags)
+
+
+def test_a_read_that_fails_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home("sqlite", tmp_path)
+    for n in range(20):
+        home.session().save({"log": [os.urandom(999).hex()], "n": n})
+    shaky, real = Shaky(), apsw.Connection
+    monkeypatch.setattr(apsw, "Connection", partial(real, vfs="shaky"))
+    session = home.reopened().session("s")
+    shaky.fails = True
+    with pytest.raises(Unavailable, match="injected"):
+        session.load("step:3")
+    assert session.load("step:3")["n"] == 2
+    home.give_back()
+    shaky.unregister()
 
 
 # -- an interrupt in the middle of something -----------------------------------------------------
@@ -458,3 +499,36 @@ def test_what_a_handle_knows_half_way_is_looked_up(sqlite: Home, *, hot: bool) -
     finally:
         sys.settrace(before)
     assert {head - (tip or 0) for head, tip in seen} == {0, -1}  # never a tip that is behind
+
+
+MADE_UP: list[tuple[int, Any]] = [
+    # by the number of the field: what to_bytes() never writes there
+    (2, b""), (2, bytes(14)), (4, 1 << 80), (4, -(1 << 62)), (6, bytes(16)), (17, (1,)),
+    (18, ()), (18, (1,)), (18, (None, None)), (18, (1, b"short")), (18, (1, "text")),
+    *[(8, {name: 3}) for name in ("usage", "pending", "run", "meta", "trigger", "key")],
+    (8, {"pending": [3]}), (8, {"usage": [1]}), (8, {"run": ["r", "1", None]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "value"), MADE_UP, ids=str)
+def test_bytes_that_no_checkpoint_says(memory: Home, n: int, value: Any) -> None:
+    """Refused at once, though their digest is right, and not when somebody asks for a field."""
+    checkpoint = memory.session().save({"n": 1}, tags=["t"], meta={"k": 1})
+    fields = values.decode(rows.unseal(rows.LOOSE, 0, checkpoint.to_bytes(), "it")[1])
+    fields[n] = value
+    with pytest.raises(Corrupt):
+        holdfast.Checkpoint.from_bytes(rows.seal(rows.LOOSE, 0, values.encode(fields)))
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_bytes_of_other_types(memory: Home, kind: Any) -> None:
+    checkpoint = memory.session().save({"n": 1})
+    again = holdfast.Checkpoint.from_bytes(kind(checkpoint.to_bytes()))
+    assert said(again) == said(checkpoint)
+
+
+def test_a_damaged_checkpoint_as_bytes(home: Home) -> None:
+    session = home.filled(3)
+    home.spoil_checkpoint(2)
+    for checkpoint in session.tree():
+        assert said(holdfast.Checkpoint.from_bytes(checkpoint.to_bytes())) == said(checkpoint)

@@ -213,6 +213,19 @@ def test_session_ttl(home: Home, time_: Clock) -> None:
     assert home.store.verify(read_data=True).ok
 
 
+def test_a_session_that_is_run_is_left_for_the_next_time(home: Home, time_: Clock) -> None:
+    for name in ("before", "run", "then"):
+        home.filled(2, name)
+    rule = Retention(session_ttl="2d")
+    with home.session("run").run():
+        time_.wait(3 * DAY)
+        assert [plan.session for plan in home.store.prune(rule)] == ["before", "then"]
+        assert [i.name for i in home.store.sessions()] == ["run"]
+    time_.wait(3 * DAY)
+    home.store.prune(rule)
+    assert not list(home.store.sessions())
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_marks_protect(home: Home, keep: bool) -> None:
     session = home.filled(5)
@@ -602,6 +615,19 @@ def test_several_sessions_are_cleaned(home: Home) -> None:
         for session in sessions:
             session.patch(set={"i": i})
     assert [len(s) for s in sessions] == [4, 4, 4]
+
+
+def test_space_is_freed_while_a_session_is_run(home: Home, time_: Clock) -> None:
+    home.filled(2, "run")
+    with home.session("run").run():
+        time_.wait(3 * DAY)
+        home.filled(2, "new").delete("@~1")
+        home.store.retention = Retention(session_ttl="2d")
+        tidier = home.store.tidier
+        assert tidier is not None
+        tidier._start()
+        tidier.wait()
+        assert home.store.stats().deleted == 0
 
 
 @pytest.mark.parametrize("what", ["prune", "collect"])

@@ -781,6 +781,32 @@ def test_row15_a_torn_index_is_rebuilt(sqlite: Home, name: str) -> None:
     assert seqs(session.history("@~1")) == [6, 5, 4, 2, 1]
 
 
+def test_drafts_are_for_their_owner_alone(
+    sqlite: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of repairs, backups and new stores, and what SQLite puts beside them."""
+    tear_index(sqlite, "sqlite_autoindex_checkpoints_1")
+    modes: list[int] = []
+    real = Path.unlink
+
+    def unlink(path: Path, **more: Any) -> None:
+        if path.exists():
+            modes.append(path.stat().st_mode & 0o777)
+        real(path, **more)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    before = os.umask(0)
+    try:
+        sqlite.store.repair()
+        assert modes
+        sqlite.store.backup(tmp_path / "copy.db")
+        holdfast.open(tmp_path / "new.db").close()
+    finally:
+        os.umask(before)
+    assert len(modes) >= 3
+    assert {*modes} == {0o600}
+
+
 def test_row17_a_backup_touches_no_other_file(sqlite: Home, tmp_path: Path) -> None:
     """Whether it is made or refused: what lies beside it is somebody's."""
     sqlite.filled(2)

@@ -625,6 +625,18 @@ def test_an_automatic_prune_is_invisible(home: Home) -> None:
     assert [c.seq for c in session.tree()] == [3, 4, 5, 6]
 
 
+def test_a_deletion_is_done_again_after_an_automatic_prune(home: Home) -> None:
+    """What both of them delete is deleted already."""
+    session = home.filled(6)
+    session.prune(Retention(keep_last=4))
+    session.undo()
+    session.clean_up(Retention(keep_last=5))
+    session.redo()
+    assert [c.seq for c in session.tree()] == [3, 4, 5, 6]
+    assert home.store.gc().checkpoints == 2
+    assert home.store.verify(read_data=True).ok
+
+
 def test_undo_when_the_log_was_thinned(home: Home) -> None:
     """A clean-up is not in the log; what else was done keeps its place."""
     home.store.retention = Retention(keep_last=20)

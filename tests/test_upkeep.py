@@ -693,6 +693,6 @@ def test_mutant_that_does_not_check(
 def test_mutant_that_leaves_its_draft(
     sqlite: Home, tmp_path: Path, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant(sqlite_file, "discard", lambda draft: None)
+    mutant(sqlite_file, "_discard", lambda draft: None)
     with pytest.raises(AssertionError):
         test_a_backup_that_fails_leaves_nothing(sqlite, tmp_path, "sync", monkeypatch)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast import ids
-from holdfast.codec import rows, values
+from holdfast.codec import records, rows, values
 from holdfast.errors import Corrupt, UnsupportedFormat
 from holdfast.model import EPOCH, Record, RunMark, Status, ToolCall, Usage
 
@@ -54,12 +54,13 @@ class Checkpoint:
         return rows.seal(rows.LOOSE, 0, values.encode([_FORMAT, *parts]))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Checkpoint:
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Checkpoint:
         """What to_bytes() was called of; Corrupt if these are not all of its bytes.
 
         They are not looked up: whether a store has such a checkpoint is for the store to tell.
         """
-        fields = values.decode(rows.unseal(rows.LOOSE, 0, data, "a checkpoint")[1])
+        raw = bytes(data) if isinstance(data, bytearray | memoryview) else data
+        fields = values.decode(rows.unseal(rows.LOOSE, 0, raw, "a checkpoint")[1])
         if type(fields) is not list or fields[:1] != [_FORMAT]:
             raise UnsupportedFormat("these bytes are not of a checkpoint as this version knows it")
         if len(fields) != len(_TYPES) + 1 or not all(map(isinstance, fields[1:], _TYPES)):
@@ -67,7 +68,25 @@ class Checkpoint:
         *facts, state_hash, session, label, tags, gap = fields[1:]
         named = dict(zip(_STORED, facts, strict=True))
         record = Record(state_hash=partial(bytes, state_hash), **named)
-        return cls(session, record, label, tags, gap)
+        made = cls(session, record, label, tags, gap)
+        try:
+            made._check()
+        except (ValueError, TypeError, OverflowError) as e:
+            raise Corrupt("a checkpoint does not say what it should") from e
+        return made
+
+    def _check(self) -> None:
+        """Raise ValueError, TypeError or OverflowError unless all that it says can be told."""
+        records.check_extra(self._record.extra)
+        pruned, ancestor = (0, None) if self._gap is None else self._gap
+        known = [id for id in (self._record.id, self._record.parent, ancestor) if id is not None]
+        if (
+            any(type(id) is not bytes or len(id) != ids.BYTES for id in known)
+            or type(pruned) is not int
+            or not all(type(tag) is str for tag in self._tags)
+        ):
+            raise ValueError("of wrong types")
+        _ = self.created_at
 
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label is not None else ""

@@ -162,16 +162,18 @@ def _runs(details: dict[str, Any], name: str) -> Sequence[int]:
 
 
 def _tombs(scene: Scene, details: dict[str, Any]) -> list[tuple[int, bytes]]:
-    """Tombstones for what is to go, and is there."""
+    """Tombstones for what is to go, is there, and is not buried: redo() may come late."""
     boot, uptime = clock.uptime()
     now = time.time_ns() // 1000
+    wanted = {seq: name == "held" for name in ("runs", "held") for seq in _runs(details, name)}
+    low, high = min(wanted, default=0), max(wanted, default=0)
+    buried = dict(scene.reader.tombs(scene.number, low, high))
     out = []
-    for name in ("runs", "held"):
-        for seq in _runs(details, name):
-            if not scene.exists(seq):
-                continue
-            tomb = Tomb(scene.next, now, name == "held", boot, uptime)
-            out.append((seq, records.seal_tomb(scene.number, seq, tomb)))
+    for seq, held in wanted.items():
+        if seq in buried or not scene.exists(seq):
+            continue
+        tomb = Tomb(scene.next, now, held, boot, uptime)
+        out.append((seq, records.seal_tomb(scene.number, seq, tomb)))
     return out
 
 

@@ -16,7 +16,7 @@ from holdfast.cache import Images
 from holdfast.checkpoint import Checkpoint, SessionInfo
 from holdfast.codec import records
 from holdfast.collect import Collected, collect
-from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionNotFound
+from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionBusy, SessionNotFound
 from holdfast.finding import Query, find
 from holdfast.logs import logger
 from holdfast.operations import Operator
@@ -268,7 +268,8 @@ class Store(Overseeing):
     def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
         """session.prune() for every session, with the rules that are about all of them.
 
-        A session that is damaged so much that no rule can be applied is kept, and logged.
+        A session that is damaged so much that no rule can be applied is kept, and so is one that
+        should go as a whole while it is run; this is logged, and they are not among the plans.
         """
         check_rule(rule)
         operators: list[Operator] = []
@@ -280,12 +281,15 @@ class Store(Overseeing):
                 operators.append(operator)
         if rule.store_bytes is not None:
             plans = within_store(plans, rule.store_bytes)
-        if not dry_run:
-            for operator, plan in zip(operators, plans, strict=True):
+        if dry_run:
+            return plans
+        done: list[Plan] = []
+        for operator, plan in zip(operators, plans, strict=True):
+            with _leaving_alone(plan.session):
                 if plan.whole is not None or plan.removed:
-                    with _leaving_alone(plan.session):
-                        operator.carry_out(plan, rule)
-        return plans
+                    operator.carry_out(plan, rule)
+                done.append(plan)
+        return done
 
     def repair(self) -> list[Repaired]:
         """Move heads off damaged checkpoints, rebuild indexes, and tell what is lost.
@@ -405,10 +409,10 @@ def _noted(damage: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _leaving_alone(session: str) -> Iterator[None]:
-    """What is damaged, or was deleted meanwhile, is left as it is."""
+    """What is damaged, is run, or was deleted meanwhile, is left as it is."""
     try:
         yield
-    except (*UNREADABLE, SessionNotFound) as e:
+    except (*UNREADABLE, SessionBusy, SessionNotFound) as e:
         logger.warning("session %r is not pruned: %s", session, e.message)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Change, Gone, Lease, Moved, Notes, Reader, Turnover
+from holdfast.codec.streams import RowWrite
 from holdfast.errors import InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.backends.base import Copied, Jot, Sweep, Trim
-    from holdfast.codec.streams import RowWrite
 
 STREAM_BITS, SEQ_BITS = 24, 32
 _NOTES = Notes()
@@ -24,6 +24,20 @@ _NOTES = Notes()
 
 def _item(pos: int) -> tuple[int, int]:
     return pos >> STREAM_BITS, pos & (1 << STREAM_BITS) - 1
+
+
+def _list(order: list[Any], entry: Any, *, there: bool = True) -> None:
+    """Have an entry in a sorted list, once, or not at all."""
+    order[bisect_left(order, entry) : bisect_right(order, entry)] = [entry] if there else []
+
+
+def _wholly(do: Callable[..., None], *given: Any) -> None:
+    """What comes to the same once or twice. Ctrl-C: not half of it may stay, so it is all done."""
+    try:
+        do(*given)
+    except BaseException:
+        do(*given)
+        raise
 
 
 class MemoryBackend(Backend, Reader):
@@ -93,14 +107,9 @@ class MemoryBackend(Backend, Reader):
                     raise Gone
                 self._turnover = self._turnover._replace(copied=Turnover.new())
             self._version += 1
-            try:
-                self._apply(change, session)
-            except BaseException:  # Ctrl-C: not half of it may stay, so it is made all the same
-                self._apply(change, session)
-                raise
+            _wholly(self._apply, change, session)
 
     def _apply(self, change: Change, session: int) -> None:
-        """Once or twice comes to the same."""
         for write in change.rows:
             self._write_row(write)
         for digest, row, rewrite in change.blobs:
@@ -110,7 +119,7 @@ class MemoryBackend(Backend, Reader):
         if change.checkpoint is not None:
             seq, id, row = change.checkpoint
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
-            self._note_id((id, session, seq))
+            _list(self._ids, (id, session, seq))
         if change.notes is not None:
             self._apply_notes(change.notes, session, change.checkpoint)
         self._heads[session] = change.head
@@ -120,10 +129,6 @@ class MemoryBackend(Backend, Reader):
             self._sessions.pop(self._names.get(session, b""), None)
             self._names[session] = name
             self._sessions[name] = (session, row)
-
-    def _note_id(self, place: tuple[bytes, int, int]) -> None:
-        at = bisect_left(self._ids, place)
-        self._ids[at : bisect_right(self._ids, place)] = [place]
 
     def _apply_notes(
         self, notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
@@ -159,7 +164,7 @@ class MemoryBackend(Backend, Reader):
     def _apply_copied(self, copied: Copied, session: int) -> None:
         for seq, id, row in copied.checkpoints:
             self._checkpoints.setdefault(session, {})[seq] = (id, row)
-            self._note_id((id, session, seq))
+            _list(self._ids, (id, session, seq))
         self._operations.setdefault(session, {}).update(copied.operations)
         for seq, ancestor, row in copied.gaps:
             self._gaps[session, seq] = (ancestor, row)
@@ -202,12 +207,12 @@ class MemoryBackend(Backend, Reader):
         with self._lock:
             self._check_open()
             self._version += 1
+            self._turnover = self._turnover._replace(freed=Turnover.new())
             done = []
             for sweep in sweeps:
                 done.append(sweep.is_current(self))
                 if done[-1]:
-                    self._sweep(sweep)
-            self._turnover = self._turnover._replace(freed=Turnover.new())
+                    _wholly(self._sweep, sweep)
             return done
 
     def _sweep(self, sweep: Sweep) -> None:
@@ -215,9 +220,7 @@ class MemoryBackend(Backend, Reader):
         marks = self._marks.get(session, {})
         for seq, id in sweep.checkpoints:
             self._checkpoints.get(session, {}).pop(seq, None)
-            index = bisect_left(self._ids, (id, session, seq))
-            if self._ids[index : index + 1] == [(id, session, seq)]:
-                del self._ids[index]
+            _list(self._ids, (id, session, seq), there=False)
             self._tombs.pop((session, seq), None)
             self._gaps.pop((session, seq), None)
             for mark in [m for m in marks if m[0] == seq]:
@@ -232,11 +235,10 @@ class MemoryBackend(Backend, Reader):
         for n in [n for n in held if n < sweep.journal or sweep.remove is not None]:
             del held[n]
         if sweep.remove is not None:
-            del self._sessions[sweep.remove], self._names[session], self._heads[session]
-            self._leases.pop(session, None)
-            self._origins.pop(session, None)
-            self._operations.pop(session, None)
+            self._sessions.pop(sweep.remove, None)
             self._gaps.pop((session, 0), None)
+            for each in (self._names, self._heads, self._leases, self._origins, self._operations):
+                each.pop(session, None)
 
     def _begins(self, pos: int, begin: bytes) -> bool:
         stream, first = _item(pos)
@@ -254,21 +256,20 @@ class MemoryBackend(Backend, Reader):
                 if not all(self._begins(pos, begin) for pos, begin in rows):
                     continue
                 gone += len(rows)
-                for pos, _ in rows:
-                    stream, first = _item(pos)
-                    starts = self._starts[stream]
-                    del self._streams[stream][first]
-                    del starts[bisect_left(starts, first)]
-                for pos, body in instead:
-                    stream, first = _item(pos)
-                    self._streams[stream][first] = body
-                    insort(self._starts[stream], first)
+                _wholly(self._replace, rows, dict(instead))
             for digest, shared in trim.blobs:
                 if digest in self._blobs and self._shared.get(digest, 0) == shared:
                     gone += 1
                     del self._blobs[digest]
                     self._shared.pop(digest, None)
         return gone
+
+    def _replace(self, rows: Sequence[tuple[int, bytes]], instead: dict[int, bytes]) -> None:
+        for pos, body in instead.items():
+            self._write_row(RowWrite(*_item(pos), 0, body))
+        for stream, first in [_item(pos) for pos, _ in rows if pos not in instead]:
+            _list(self._starts[stream], first, there=False)
+            self._streams[stream].pop(first, None)
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> None:
         if progress is not None:

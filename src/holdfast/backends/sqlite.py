@@ -42,7 +42,11 @@ _TRIES = 100
 class _Visit:
     """Somebody who reads."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "connection", "thread")
+
+    def __init__(self) -> None:
+        self.connection: apsw.Connection | None = None
+        self.thread = threading.get_ident()
 
 
 class SqliteBackend(Backend):
@@ -133,30 +137,38 @@ class SqliteBackend(Backend):
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        healthy, connection, visit = False, None, _Visit()
+        healthy, visit = False, _Visit()
         try:
             try:
                 with self._lock:
                     if self._closed:
                         raise InvalidRequest("the store is closed", hint="open it again")
                     self._reading.add(visit)
-                    connection = self._readers.pop() if self._readers else None
-                if connection is None:
-                    connection = self._connect()
+                    visit.connection = self._readers.pop() if self._readers else None
+                if visit.connection is None:
+                    visit.connection = self._connect()
+                connection = visit.connection
                 connection.execute("BEGIN")
                 try:
                     yield SqliteReader(connection, self.path)
                 finally:
-                    connection.execute("ROLLBACK")
+                    # A disk that failed has ended it, or this very thread: see _release.
+                    if visit.connection is not None and connection.in_transaction:
+                        connection.execute("ROLLBACK")
                 healthy = True
             finally:
                 with self._lock:
                     self._reading.discard(visit)
-                    if connection is not None and (self._closed or not healthy):
-                        connection.close()
-                    elif connection is not None:
-                        self._readers.append(connection)
+                    if visit.connection is not None and (self._closed or not healthy):
+                        visit.connection.close()
+                    elif visit.connection is not None:
+                        self._readers.append(visit.connection)
                     self._idle.notify_all()
+        except apsw.ConnectionClosedError as e:
+            raise InvalidRequest(
+                "the process was forked, or the store closed, by a thread that was reading it",
+                hint="not in what a store calls back, such as progress",
+            ) from e
         except BaseException:
             with files.translated(self.path):
                 raise
@@ -169,7 +181,7 @@ class SqliteBackend(Backend):
         with files.translated(self.path):
             while True:
                 with self._group.lock, self._lock:
-                    if self._closed or not self._reading:
+                    if self._closed or not self._others_read():
                         if not self._closed:
                             self._closed = True
                             _open_backends.discard(self)
@@ -181,14 +193,22 @@ class SqliteBackend(Backend):
     def _wait_for_readers(self) -> None:
         """Without holding what they may need to get on: some write while they read."""
         with self._lock:
-            while self._reading:
+            while self._others_read():
                 self._idle.wait(_PATIENCE)
 
+    def _others_read(self) -> bool:
+        """Whether there is anybody to wait for: nobody waits for himself."""
+        here = threading.get_ident()
+        return any(visit.thread != here for visit in self._reading)
+
     def _release(self) -> None:
-        """Close all connections, none of which is in use."""
+        """Close all connections. None is in use but by this thread, which cannot go on reading."""
         connections = [*self._readers, self._writer, self._watcher]
         self._readers.clear()
         self._writer = self._watcher = None
+        for visit in self._reading:
+            connections.append(visit.connection)
+            visit.connection = None
         for connection in connections:
             if connection is not None:
                 connection.close(force=True)
@@ -371,7 +391,7 @@ def _at_rest(backend: SqliteBackend) -> Iterator[None]:
     with backend._checkpointer.lock:
         while True:
             with backend._group.lock, backend._lock:
-                if not backend._reading:
+                if not backend._others_read():
                     backend._release()
                     yield
                     return

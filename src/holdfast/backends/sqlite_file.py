@@ -188,22 +188,30 @@ def _patience(timeout: float) -> Callable[[int], bool]:
 def create(path: Path, *, durability: str) -> None:
     """A new store at `path`, complete and durable when it appears; or leave one that is there."""
     disk.refuse_network(path.parent)
-    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     try:
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        _write_schema(draft, durability=durability)
-        disk.sync(draft)
-        _refuse_leftovers(path)
-        os.link(draft, path)
-        disk.sync(path.parent)
+        with drafted(path) as draft:
+            _write_schema(draft, durability=durability)
+            disk.sync(draft)
+            _refuse_leftovers(path)
+            os.link(draft, path)
+            disk.sync(path.parent)
     except FileExistsError:
         pass  # another process was faster
     except OSError as e:
         if isinstance(e, Unavailable):
             raise
         raise Unavailable(f"cannot create the store {path}: {e}") from e
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """An empty file beside another, for us alone to read; it goes, with all that is beside it."""
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        yield draft
     finally:
-        discard(draft)
+        _discard(draft)
 
 
 def _refuse_leftovers(path: Path) -> None:
@@ -255,37 +263,34 @@ def backup(open_: Callable[[], apsw.Connection], path: Path) -> None:
             raise InvalidRequest(f"{path}{suffix} exists already", hint="choose another path")
     if not path.parent.is_dir():
         raise Unavailable(f"the folder {path.parent} does not exist", hint="make it first")
-    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.new")
     try:
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        source = open_()
-        try:
-            source.execute("VACUUM INTO ?", (str(draft),))
-        finally:
-            source.close()
-        connection = connect(draft, durability="full", read_only=False, timeout=0)
-        try:
-            connection.pragma("journal_mode", "wal")
-            check_schema(connection, draft)
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        finally:
-            connection.close()
-        disk.sync(draft)
-        os.link(draft, path)
-        try:
-            disk.sync(path.parent)
-        except OSError:
-            path.unlink()
-            raise
+        with drafted(path) as draft:
+            source = open_()
+            try:
+                source.execute("VACUUM INTO ?", (str(draft),))
+            finally:
+                source.close()
+            connection = connect(draft, durability="full", read_only=False, timeout=0)
+            try:
+                connection.pragma("journal_mode", "wal")
+                check_schema(connection, draft)
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                connection.close()
+            disk.sync(draft)
+            os.link(draft, path)
+            try:
+                disk.sync(path.parent)
+            except OSError:
+                path.unlink()
+                raise
     except OSError as e:
         if isinstance(e, HoldfastError):
             raise
         raise Unavailable(f"cannot write the backup {path}: {e}") from e
-    finally:
-        discard(draft)
 
 
-def discard(draft: Path) -> None:
+def _discard(draft: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         try:
             Path(f"{draft}{suffix}").unlink(missing_ok=True)
@@ -347,7 +352,8 @@ def migrate(connection: apsw.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {FORMAT}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a disk that failed has ended it
+            connection.execute("ROLLBACK")
         raise
 
 

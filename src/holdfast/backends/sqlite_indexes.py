@@ -6,7 +6,6 @@ last to know how it is found. So where the two disagree, the row's seal tells wh
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from holdfast.backends.sqlite_file import SCHEMA, discard
+from holdfast.backends.sqlite_file import SCHEMA, drafted
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
-from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.errors import UNREADABLE, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,18 +143,19 @@ def _give_back(connection: apsw.Connection) -> None:
     """
     if connection.execute("PRAGMA quick_check(1)").get == "ok":
         return
-    draft = Path(f"{connection.filename}.{os.urandom(6).hex()}.new")
+    path = Path(connection.filename)
     try:
-        connection.execute("VACUUM INTO ?", (str(draft),))
-        copy = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READONLY)
-        told = [str(line) for (line,) in copy.execute("PRAGMA quick_check")]
-        copy.close()
+        with drafted(path) as draft:
+            connection.execute("VACUUM INTO ?", (str(draft),))
+            copy = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READONLY)
+            told = [str(line) for (line,) in copy.execute("PRAGMA quick_check")]
+            copy.close()
         if all(line == "ok" or line.startswith("NULL value") for line in told):  # damaged rows
             connection.execute("VACUUM")
     except apsw.CorruptError:
         pass  # it is more than that; verify() tells
-    finally:
-        discard(draft)
+    except OSError as e:
+        raise Unavailable(f"cannot write beside the store {path}: {e}") from e
 
 
 # -- what repeats what sealed rows say -----------------------------------------------------------

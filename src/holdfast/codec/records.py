@@ -178,7 +178,7 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
         ):
             raise ValueError("of wrong types")
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
-        _check_extra(extra)
+        check_extra(extra)
         record = Record(
             seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
             _state_hash(root), size, added, skip,
@@ -188,7 +188,7 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
     return Row(record, meta, line, root)
 
 
-def _check_extra(extra: dict[str, Any]) -> None:
+def check_extra(extra: dict[str, Any]) -> None:
     """Raise ValueError or TypeError unless the optional fields have the shapes they should."""
     for name, value in extra.items():
         if name == "usage":
