@@ -204,7 +204,7 @@ class _Copy:
         if not known:
             origin = self._place(info.origin)
             create = name, records.seal_session(here, name, info._replace(origin=origin))
-        if new or more or expect != head.seal(here):
+        if new or more or _without_lease(here, expect) != head._replace(lease=None):
             self._write(_Landing(here, create, origin, expect or b"", besides), new, head)
             self.sessions.add(number)
 
@@ -352,6 +352,13 @@ class _Landing:
             return before._replace(last=max(before.last, r.seq))
         near = None if "origin" in r.extra else r.parent_seq
         return Head(r.seq, r.seq, before.operations, near)
+
+
+def _without_lease(session: int, row: bytes | None) -> Head | None:
+    """What a head's row says; None if it is damaged, and has to be written anew."""
+    with suppress(*UNREADABLE):
+        return records.unseal_head(session, row or b"")._replace(lease=None)
+    return None
 
 
 def _names(reader: Reader) -> set[bytes]:
