@@ -213,6 +213,20 @@ def test_forks_of_a_freed_origin_share_what_they_did(here: Home, there: Home) ->
     assert there.store.stats().bytes["items"] < most
 
 
+def test_what_a_fork_shares_is_not_brought_again(here: Home, there: Home) -> None:
+    """The one that it shares it with was copied before, and has a name that comes later."""
+    session = here.session()
+    session.save({"log": LOG})
+    for name in ("a", "z"):
+        session.fork(name).append("log", name)
+    session.delete()
+    here.store.gc()
+    here.store.copy(there.store, sessions=["z"])
+    before = there.store.stats().bytes["items"]
+    same(here, there, "a", "z")
+    assert there.store.stats().bytes["items"] < 1.2 * before
+
+
 # -- all of it ---------------------------------------------------------------------------------
 
 
