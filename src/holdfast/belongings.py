@@ -60,6 +60,7 @@ class Besides:
         notes.facets = [f for f in dict.fromkeys(facets) if not _has_facet(there, f)]
         notes.keys = [(key, seq) for key, seq in keys if there.find_key(here, key) != seq]
         self._buried(notes)
+        notes.rename = self._revived()
         operations = dict(there.operations(here, 1, MAX_SEQ))
         notes.copied = self._copied = Copied(
             freed,
@@ -190,6 +191,17 @@ class Besides:
         notes.tombs = [(seq, body) for seq, body in tombs if buried.get(seq) != body]
         notes.untombs = [seq for seq in buried if seq not in dict(tombs)]
 
+    def _revived(self) -> tuple[bytes, bytes] | None:
+        """The session's name and row, if a copy had brought its deletion, which was undone here."""
+        name, _ = self._reader.session_by_number(self._number) or (b"", b"")
+        known = self._there.session_by_number(self._here)
+        if known is None or records.former_name(self._here, known[0]) is None:
+            return None
+        if records.former_name(self._number, name) is not None:
+            return None
+        info = records.unseal_session(self._here, *known)
+        return name, records.seal_session(self._here, name, info)
+
     def _entries(self) -> list[tuple[int, bytes]]:
         """What the other store lacks of the journal."""
         out: list[tuple[int, bytes]] = []
@@ -252,7 +264,7 @@ def _says_anything(notes: Notes, copied: Copied) -> bool:
     return any(
         (
             notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,
-            copied.operations, copied.gaps, copied.journal, notes.lease,
+            copied.operations, copied.gaps, copied.journal, notes.lease, notes.rename,
         )
     )  # fmt: skip
 

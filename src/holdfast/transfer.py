@@ -196,6 +196,8 @@ class _Copy:
             has: set[int] = set()
             kept = list(all_rows(there, here)) if known else []
             if known:
+                if former is None and lineage.is_deleted(there, here) and besides.was_changed():
+                    raise Conflict("it was deleted in the other store: copy again after gc there")
                 pairing = Pairing(self._cargo, StoredSource(self._target.backend, there))
                 has = self._compare(pairing, number, here, found, kept)
                 besides.check_unchanged()
@@ -382,7 +384,7 @@ def _names(reader: Reader) -> set[bytes]:
 def _counterpart(
     there: Reader, name: bytes, former: bytes | None, found: dict[int, Row]
 ) -> int | None:
-    """The session's number in the other store, if it is there; a deleted one may live there."""
+    """The session's number in the other store, if it is there, deleted or not."""
     known = there.session(former or name)
     if known and (former is None or _is_same(there, known[0], found)):
         return known[0]
@@ -391,8 +393,6 @@ def _counterpart(
         for number, raw, _ in page:
             same = records.former_name(number, raw) == (former or name)
             if same and _is_same(there, number, found):
-                if former is None:
-                    raise Conflict("it was deleted in the other store: undo that, or run gc there")
                 return number
         after = page[-1][1]
     return None
