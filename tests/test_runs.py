@@ -39,6 +39,7 @@ from holdfast import (
 )
 from holdfast.runs import heart
 from holdfast.runs import run as run_module
+from holdfast.runs.journal import Journal, streamed
 from holdfast.runs.run import RunCore
 
 from .home import Home
@@ -1129,6 +1130,45 @@ def test_gc_frees_the_journal_of_what_it_frees(home: Home) -> None:
     assert home.store.verify(read_data=True).ok
     with session.run() as run:
         run.step("next", lambda: 1)
+
+
+def test_no_number_of_a_journal_is_given_again(home: Home) -> None:
+    """Not even when nothing that was noted is needed any more: copies go by them."""
+    session = home.session()
+    numbers = list[int]()
+    for n in range(3):
+        with session.run() as run:
+            run.step("work", lambda: "x")
+        with home.store.backend.reader() as reader:
+            numbers.append(reader.last_entry(home._number("s")))
+        session.refresh()
+        session.save({"n": n})
+        session.prune(Retention(keep_last=1))
+        home.reopened().gc()
+        session = home.session()
+        assert (home.store.stats().rows["journal"], session.calls()) == (1, [])
+    assert numbers == [2, 4, 6]
+
+
+def test_gc_leaves_the_end_of_something_that_was_freed(home: Home) -> None:
+    """It is of a call that somebody had given up, and whose worker was only slow."""
+
+    def body(worker: Worker, run: holdfast.Run) -> None:
+        run.tool(call("c1", value=1, crash=True), worker.effect)
+
+    Worker(home.session(), state={"n": 0})(body)
+    session = home.session()
+    session.resolve("c1", skip=True)
+    with session.run(resume=False):
+        Journal(home.store.backend, home._number("s"), None).note(streamed(1, "late"))
+    session.refresh()
+    session.save({"n": 1})
+    session.prune(Retention(keep_last=1))
+    home.store.gc()
+    assert (home.store.stats().rows["journal"], session.calls()) == (1, [])
+    with session.run() as run:
+        run.step("next", lambda: 1)
+    assert home.store.verify().ok
 
 
 @pytest.mark.parametrize(

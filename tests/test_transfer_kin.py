@@ -115,6 +115,36 @@ def test_an_origin_that_was_freed_here_lives_on_there(here: Home, there: Home) -
     assert not any(c.damaged for c in there.session("fork").history())
 
 
+def test_an_origin_whose_deletion_is_undone(here: Home, there: Home) -> None:
+    """Here: there it was never deleted but by the copy."""
+    session = appended(here.session(), 0, 3)
+    fork = appended(session.fork("fork"), 3, 4)
+    session.delete()
+    here.store.copy(there.store)
+    assert names(there) == ["fork"]
+    session.undo()
+    appended(fork, 4, 5)
+    same(here, there, "s", "fork")
+    assert names(there) == ["fork", "s"]
+    session.delete()
+    appended(fork, 5, 6)
+    same(here, there, "fork")
+    assert names(there) == ["fork", "s"]
+
+
+def test_an_origin_whose_name_another_has_by_now(here: Home, there: Home) -> None:
+    session = appended(here.session(), 0, 3)
+    session.fork("fork")
+    session.delete()
+    here.store.copy(there.store)
+    session.undo()
+    appended(there.session(), 5, 6)
+    skipped = dict(here.store.copy(there.store).skipped)
+    assert ([*skipped], "another checkpoint 1" in skipped["s"]) == (["s", "fork"], True)
+    assert there.session().load()["log"] == LOG[5:6]
+    whole(there)
+
+
 def test_sessions_that_are_forks_of_each_other(here: Home, there: Home) -> None:
     """Nobody's, but a file to be imported may say so."""
     here.session().save({"n": 1})
@@ -211,6 +241,20 @@ def test_forks_of_a_freed_origin_share_what_they_did(here: Home, there: Home) ->
     same(here, there, *names(here))
     most = 40 * len(LOG[-1]) * (1.5 if there.kind == "files" else 1)  # which is not compressed
     assert there.store.stats().bytes["items"] < most
+
+
+def test_what_a_fork_shares_is_not_brought_again(here: Home, there: Home) -> None:
+    """The one that it shares it with was copied before, and has a name that comes later."""
+    session = here.session()
+    session.save({"log": LOG})
+    for name in ("a", "z"):
+        session.fork(name).append("log", name)
+    session.delete()
+    here.store.gc()
+    here.store.copy(there.store, sessions=["z"])
+    before = there.store.stats().bytes["items"]
+    same(here, there, "a", "z")
+    assert there.store.stats().bytes["items"] < 1.2 * before
 
 
 # -- all of it ---------------------------------------------------------------------------------

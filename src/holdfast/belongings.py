@@ -10,7 +10,7 @@ from holdfast.backends.base import Copied, Notes
 from holdfast.codec import records
 from holdfast.codec.records import MAX_SEQ, Gap, Head, position
 from holdfast.errors import UNREADABLE, Conflict
-from holdfast.leases import Held
+from holdfast.leases import Held, is_alive
 from holdfast.live import Spans
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Besides:
         notes.facets = [f for f in dict.fromkeys(facets) if not _has_facet(there, f)]
         notes.keys = [(key, seq) for key, seq in keys if there.find_key(here, key) != seq]
         self._buried(notes)
+        notes.rename = self._revived()
         operations = dict(there.operations(here, 1, MAX_SEQ))
         notes.copied = self._copied = Copied(
             freed,
@@ -106,8 +107,8 @@ class Besides:
         own = records.facets(record.id, record.extra)
         return own + records.session_facets(self._here, record.extra)
 
-    def check_unchanged(self) -> None:
-        """Conflict if the session was changed in the other store: whatever was done there (a tag, a
+    def was_changed(self) -> bool:
+        """Whether something was done to the session in the other store: whatever that was (a tag, a
         rewind, a deletion) is in the log of its operations, which can only be shorter than ours.
         """
         ours = dict(self.operations(MAX_SEQ))
@@ -115,7 +116,45 @@ class Besides:
             if ours.get(n) != body:
                 with suppress(*UNREADABLE):  # one that is damaged there is written anew
                     records.unseal_operation(self._here, n, body)
-                    raise Conflict("the session was changed in the other store")
+                    return True
+        return False
+
+    def check_unchanged(self) -> None:
+        """Conflict if the session was changed or run in the other store."""
+        if self.was_changed():
+            raise Conflict("the session was changed in the other store")
+        ours = self._reader.lease(self._number)
+        theirs = self._there.lease(self._here)
+        held = None if theirs is None else Held.read(theirs)
+        if theirs is None or held is None or not held.open:
+            self._check_journal(MAX_SEQ)
+        elif ours is not None and held == Held.read(ours)._replace(open=True):
+            self._check_journal(MAX_SEQ)  # it came with a backup, and is ours
+        elif is_alive(theirs, held):
+            raise Conflict("the session is run in the other store")
+        else:
+            self._check_journal(held.first)
+
+    def _check_journal(self, own: int) -> None:
+        """Entries are numbered by who writes them: the same number may be of something else. Those
+        from `own` on are of a run that may go on there: so it must be known that they are ours.
+        """
+        last, first = self._reader.last_entry(self._number), 1
+        while page := self._there.journal(self._here, first, _PAGE):
+            ours = dict(self._reader.journal(self._number, page[0][0], len(page)))
+            for n, body in page:
+                known = n in ours or n < min(own, last + 1)  # else it was freed here
+                if not known or not self._is_same(n, ours.get(n), body):
+                    raise Conflict("the session was run in the other store")
+            first = page[-1][0] + 1
+
+    def _is_same(self, n: int, ours: bytes | None, theirs: bytes) -> bool:
+        """One that was freed here, or is damaged here or there, cannot be told from another."""
+        with suppress(*UNREADABLE):
+            if ours is not None:
+                entry = records.open_entry(self._number, n, ours)
+                return entry == records.open_entry(self._here, n, theirs)
+        return True
 
     def operations(self, most: int) -> Iterator[tuple[int, bytes]]:
         for n, body in self._reader.operations(self._number, 1, most):
@@ -151,6 +190,17 @@ class Besides:
             tombs.append((seq, records.seal_tomb(self._here, seq, tomb)))
         notes.tombs = [(seq, body) for seq, body in tombs if buried.get(seq) != body]
         notes.untombs = [seq for seq in buried if seq not in dict(tombs)]
+
+    def _revived(self) -> tuple[bytes, bytes] | None:
+        """The session's name and row, if a copy had brought its deletion, which was undone here."""
+        name, _ = self._reader.session_by_number(self._number) or (b"", b"")
+        known = self._there.session_by_number(self._here)
+        if known is None or records.former_name(self._here, known[0]) is None:
+            return None
+        if records.former_name(self._number, name) is not None:
+            return None
+        info = records.unseal_session(self._here, *known)
+        return name, records.seal_session(self._here, name, info)
 
     def _entries(self) -> list[tuple[int, bytes]]:
         """What the other store lacks of the journal."""
@@ -214,7 +264,7 @@ def _says_anything(notes: Notes, copied: Copied) -> bool:
     return any(
         (
             notes.marks, notes.unmarks, notes.facets, notes.keys, notes.tombs, notes.untombs,
-            copied.operations, copied.gaps, copied.journal, notes.lease,
+            copied.operations, copied.gaps, copied.journal, notes.lease, notes.rename,
         )
     )  # fmt: skip
 

@@ -135,7 +135,7 @@ class Tree:
         What is in doubt stays, and the calls from the first turn on of which a checkpoint stays; of
         a run that is open also those of the turn that it would go on in, and what was called
         outside of turns. The notes of a checkpoint that stays or may be yet to come stay, too, and
-        so does the last entry, behind which theirs are numbered.
+        so does the last entry: no number is ever given again, which copies and notes go by.
         """
         last = reader.last_entry(self.session)
         if not last:
@@ -152,7 +152,7 @@ class Tree:
                 turns[run] = min(turn, turns.get(run, turn))
                 noted = known.record.extra.get("meta", {}).get(notes.FROM)
                 if type(noted) is int:
-                    kept += [noted, last]
+                    kept.append(noted)
         try:
             lease = reader.lease(self.session)
             held = None if lease is None else Held.read(lease)
@@ -172,7 +172,7 @@ class Tree:
             or (call.run in turns and call.turn >= turns[call.run])
             or (call.run == opened and not call.turn)
         ]
-        return min(kept, default=last + 1)
+        return min([*kept, last])
 
     def _goes_on(self, run: str) -> int:
         """The turn in which a run that is open would be resumed; 0 if that is not known."""

@@ -59,9 +59,10 @@ def transfer(
     sessions: set[int] = set()
     checkpoints = 0
     with _read(source, target.backend) as reader:
-        numbers = _wanted(reader, listed(names))
+        wanted = listed(names)
         for _ in range(_TRIES):
             copy = _Copy(source, reader, target)
+            numbers = _wanted(reader, wanted, copy.names)
             skipped: list[tuple[str, str]] = []
             try:
                 for done, number in enumerate(numbers):
@@ -106,19 +107,26 @@ def _shown(reader: Reader, number: int) -> str:
     return records.shown_name(records.former_name(number, name) or name)
 
 
-def _wanted(reader: Reader, names: list[str] | None) -> list[int]:
-    """Sessions to copy, each after those that it descends from, which come along."""
-    chosen: list[int] = []
+def _wanted(reader: Reader, names: list[str] | None, there: set[bytes]) -> list[int]:
+    """Sessions to copy, each after those that it descends from, which come along.
+
+    Those that are `there` come first: what others share with them is then known to be there.
+    """
+    chosen: list[tuple[bool, int]] = []
     if names is not None:
-        chosen = [lineage.find_session(reader, name) for name in names]
+        chosen = [
+            (records.encode_name(name) not in there, lineage.find_session(reader, name))
+            for name in names
+        ]
     else:
         after: bytes | None = None
         while page := reader.sessions(after, _PAGE):
-            chosen += [n for n, raw, _ in page if records.former_name(n, raw) is None]
+            kept = [(n, raw) for n, raw, _ in page if records.former_name(n, raw) is None]
+            chosen += [(raw not in there, n) for n, raw in kept]
             after = page[-1][1]
     order: dict[int, None] = {}
     seen: set[int] = set()  # a file that was made up may have them go round in a circle
-    stack = chosen[::-1]
+    stack = [n for _, n in sorted(chosen, key=lambda each: each[0])][::-1]
     while stack:
         above = set() if stack[-1] in seen else _above(reader, stack[-1]) - seen
         seen.add(stack[-1])
@@ -154,7 +162,7 @@ class _Copy:
         self._failed: set[int] = set()
         with target.backend.reader() as there:
             self._freed = there.turnover().freed
-            self._names = _names(there)
+            self.names = _names(there)
         self.sessions: set[int] = set()
         self.checkpoints = self.known = 0
 
@@ -179,7 +187,7 @@ class _Copy:
         self._check_origin(number, info, found)
         former = records.former_name(number, name)
         # Of a session that is not there nothing has to be looked up, which takes long on a server.
-        other = self._target.backend if (former or name) in self._names else MemoryBackend()
+        other = self._target.backend if (former or name) in self.names else MemoryBackend()
         with other.reader() as there:
             known = _counterpart(there, name, former, found)
             here = known or self._places.get(number) or self._target.new_session()
@@ -188,6 +196,8 @@ class _Copy:
             has: set[int] = set()
             kept = list(all_rows(there, here)) if known else []
             if known:
+                if former is None and lineage.is_deleted(there, here) and besides.was_changed():
+                    raise Conflict("it was deleted in the other store: copy again after gc there")
                 pairing = Pairing(self._cargo, StoredSource(self._target.backend, there))
                 has = self._compare(pairing, number, here, found, kept)
                 besides.check_unchanged()
@@ -204,7 +214,7 @@ class _Copy:
         if not known:
             origin = self._place(info.origin)
             create = name, records.seal_session(here, name, info._replace(origin=origin))
-        if new or more or expect != head.seal(here):
+        if new or more or _without_lease(here, expect) != head._replace(lease=None):
             self._write(_Landing(here, create, origin, expect or b"", besides), new, head)
             self.sessions.add(number)
 
@@ -354,6 +364,13 @@ class _Landing:
         return Head(r.seq, r.seq, before.operations, near)
 
 
+def _without_lease(session: int, row: bytes | None) -> Head | None:
+    """What a head's row says; None if it is damaged, and has to be written anew."""
+    with suppress(*UNREADABLE):
+        return records.unseal_head(session, row or b"")._replace(lease=None)
+    return None
+
+
 def _names(reader: Reader) -> set[bytes]:
     """Of all sessions of a store, and of those that were deleted."""
     names: set[bytes] = set()
@@ -367,7 +384,7 @@ def _names(reader: Reader) -> set[bytes]:
 def _counterpart(
     there: Reader, name: bytes, former: bytes | None, found: dict[int, Row]
 ) -> int | None:
-    """The session's number in the other store, if it is there; a deleted one may live there."""
+    """The session's number in the other store, if it is there, deleted or not."""
     known = there.session(former or name)
     if known and (former is None or _is_same(there, known[0], found)):
         return known[0]
@@ -376,8 +393,6 @@ def _counterpart(
         for number, raw, _ in page:
             same = records.former_name(number, raw) == (former or name)
             if same and _is_same(there, number, found):
-                if former is None:
-                    raise Conflict("it was deleted in the other store: undo that, or run gc there")
                 return number
         after = page[-1][1]
     return None

@@ -120,7 +120,7 @@ class Copied:
     gaps: Sequence[tuple[int, int | None, bytes]] = ()
     """seq, position of the ancestor, and row"""
     journal: Sequence[tuple[int, bytes]] = ()
-    """number, row"""
+    """number, row; Moved if there is an entry of this number, which somebody has written since"""
     journal_from: int = 0
     """Entries of the journal below this number go: those that came after them are freed."""
 

@@ -120,10 +120,15 @@ def jot(home: Home, jot: Jot) -> None:
         _add(home, ledger, jot.first, [_line(jot.session, jot.first, jot.entries)])
 
 
+def check_new(ledger: Ledger, entries: Sequence[tuple[int, bytes]]) -> None:
+    """Moved if one of the entries to be copied, or one after it, is here."""
+    if entries and min(entries)[0] <= last_entry(ledger):
+        raise Moved
+
+
 def copy(home: Home, ledger: Ledger, entries: Sequence[tuple[int, bytes]]) -> None:
-    """What another store has of a journal; what is here already stays."""
-    last = last_entry(ledger)
-    new = sorted([(n, row) for n, row in entries if n > last])
+    """What another store has of a journal, and this one has not."""
+    new = sorted(entries)
     if new:
         _add(home, ledger, new[0][0], [_line(ledger.number, n, [row]) for n, row in new])
 

@@ -308,6 +308,8 @@ def _checked(home: Home, change: Change, notes: Notes) -> Ledger:
         _check_name(home, notes.rename[0])
     if notes.key is not None and notes.key in ledger.keys:
         raise KeyTaken("the key names another checkpoint of this session")
+    if notes.copied is not None:
+        files_journal.check_new(ledger, notes.copied.journal)
     for session, seq in notes.needs:
         other = home.catalog.ledger(session)
         if other is None or not other.there or seq not in other.ids:

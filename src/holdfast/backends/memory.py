@@ -87,12 +87,10 @@ class MemoryBackend(Backend, Reader):
         with self._lock:
             self._check_open()
             session, notes = change.session, change.notes or _NOTES
-            if change.create is not None:
-                if change.create[0] in self._sessions:
-                    raise SessionExists("a session of this name exists already")
-            elif self._heads.get(session, b"") != change.expect:
+            if change.create is None and self._heads.get(session, b"") != change.expect:
                 raise Moved
-            if notes.rename is not None and notes.rename[0] in self._sessions:
+            name, _ = change.create or notes.rename or (None, b"")
+            if name in self._sessions:
                 raise SessionExists("a session of this name exists already")
             if notes.key is not None and (session, notes.key) in self._keys:
                 raise KeyTaken("the key names another checkpoint of this session")
@@ -105,6 +103,8 @@ class MemoryBackend(Backend, Reader):
             if notes.copied is not None:
                 if notes.copied.freed != self._turnover.freed:
                     raise Gone
+                if not dict(notes.copied.journal).keys().isdisjoint(self._journal.get(session, ())):
+                    raise Moved
                 self._turnover = self._turnover._replace(copied=Turnover.new())
             self._version += 1
             _wholly(self._apply, change, session)

@@ -72,8 +72,7 @@ ON CONFLICT DO NOTHING)"""
 _LEASED = """, leased AS (INSERT INTO leases SELECT %s, %s, clock_timestamp(), %s FROM moved
 ON CONFLICT (session) DO UPDATE
 SET token = excluded.token, since = excluded.since, body = excluded.body)"""
-_JOURNAL = """, journal_ AS (INSERT INTO journal SELECT t.* FROM moved, unnest(%s, %s) t
-ON CONFLICT (pos) DO UPDATE SET body = excluded.body)"""
+_JOURNAL = ", journal_ AS (INSERT INTO journal SELECT t.* FROM moved, unnest(%s, %s) t)"
 _UNJOURNAL = ", unjournal AS (DELETE FROM journal USING moved WHERE pos >= %s AND pos < %s)"
 _COPIED = ", copied AS (INSERT INTO checkpoints SELECT t.* FROM moved, unnest(%s, %s, %s) t)"
 _OPERATIONS = """, operations_ AS (INSERT INTO operations SELECT t.* FROM moved, unnest(%s, %s) t
@@ -262,6 +261,8 @@ def _execute(link: Link, statement: Statement) -> None:
         taken = e.diag.constraint_name
         if taken in _NAMES:
             raise SessionExists("a session of this name exists already") from None
+        if taken == "journal_pkey":
+            raise Moved from None
         if taken == "keys_pkey":
             raise KeyTaken("the key names another checkpoint of this session") from None
         raise Corrupt("a row that is about to be written exists already") from e

@@ -294,7 +294,10 @@ def _write_copied(execute: Any, session: int, copied: Copied) -> None:
     execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, high))
     for number, body in copied.journal:
         where = position(session, number)
-        execute("INSERT OR REPLACE INTO journal VALUES (?, ?)", (where, body))
+        try:
+            execute("INSERT INTO journal VALUES (?, ?)", (where, body))
+        except apsw.ConstraintError:
+            raise Moved from None
 
 
 def turn(execute: Any, space: str) -> None:

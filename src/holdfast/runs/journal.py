@@ -129,12 +129,13 @@ class Calls:
         try:
             if facts["what"] == "started":
                 self._start(n, facts)
-            elif facts["what"] == "partial":
-                self._numbers[facts["of"]].partial.append(facts["chunk"])
             elif facts["what"] == NOTE:
                 return  # of no call
-            elif facts["of"] in self._numbers:
+            elif facts["of"] in self._numbers:  # else what began it was freed
                 call = self._numbers[facts["of"]]
+                if facts["what"] == "partial":
+                    call.partial.append(facts["chunk"])
+                    return
                 call.outcome, call.ended_us = facts["what"], facts["at"]
                 call.result, call.error = facts.get("result"), facts.get("error")
         except (LookupError, TypeError, AttributeError) as e:

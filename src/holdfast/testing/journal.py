@@ -90,7 +90,10 @@ class JournalContract:
         with backend.reader() as reader:
             equal(reader.journal(number, 0, 9), known[2:])
         with backend.reader() as reader:
-            copied = Copied(reader.turnover().freed, journal=[(5, b"e"), (6, b"f")])
+            late = Copied(reader.turnover().freed, journal=[(5, b"x"), (6, b"x")])
+            copied = Copied(reader.turnover().freed, journal=[(6, b"f")])
+        with raises(Moved):  # another has written entry 5 since the copy has looked
+            backend.commit(Change(number, b"h3", b"h4", notes=Notes(copied=late)))
         backend.commit(Change(number, b"h3", b"h4", notes=Notes(copied=copied)))
         backend.jot(Jot(number, b"two", 7, [b"g"]))
         with backend.reader() as reader:
