@@ -753,8 +753,8 @@ def transcript(home: Home) -> list[Any]:
         for c in session.tree():
             names.setdefault(c.id, (c.session, c.seq))
         said.append([
-            (c.seq, c.step, c.operation, names[c.parent], c.label, c.tags, c.size, c.state_hash)
-            for c in (*session.tree(), *session.history())
+            (c.seq, c.step, c.operation, names[c.parent], c.label, c.tags, c.size, c.added,
+             c.state_hash) for c in (*session.tree(), *session.history())
         ])  # fmt: skip
         said.append((session.step, len(session), session.exists(), session.load()))
 
