@@ -150,7 +150,7 @@ def _in_processes(url: str, workers: int, seconds: float) -> list[float]:
 def _pgbench(url: str, workers: int, seconds: float, script: Path) -> float:
     """Transactions per second."""
     command = [
-        programs() / "pgbench", "--no-vacuum", "--protocol=prepared", f"--file={script}",
+        str(programs() / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={script}",
         f"--client={workers}", f"--jobs={min(workers, os.cpu_count() or 1)}",
         f"--time={seconds:.0f}", url,
     ]  # fmt: skip
@@ -232,9 +232,9 @@ class Peer:
             url,
             autocommit=True,
             prepare_threshold=0,
-            row_factory=dict_row,  # type: ignore[arg-type]
+            row_factory=dict_row,
         )
-        self._saver = PostgresSaver(self.link)  # type: ignore[arg-type]
+        self._saver = PostgresSaver(self.link)
         self._saver.setup()
         self._version: Any = None
         self._step = -1
