@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from holdfast.backends import disk, files_text
 from holdfast.backends.files import FilesBackend
@@ -64,6 +68,26 @@ def spoil_blob(backend: FilesBackend, n: int) -> None:
     named = re.findall(r'"\$blob":\["(\w+)"', "".join([record.read_text() for record in records]))
     digest = [*dict.fromkeys(named)][n]
     blob_path(backend.path, bytes.fromhex(digest)).write_bytes(b"torn")
+
+
+@contextmanager
+def failing(table: str) -> Iterator[None]:
+    """Let the disk be full in the middle of what is written for a table: a file, or the log."""
+    part = {"checkpoints": "/checkpoints/", "items": "/streams/", "blobs": "/blobs/"}
+    real, failed = disk.write_all, False
+
+    def write_all(handle: int, data: bytes, at: int) -> None:
+        nonlocal failed
+        if part.get(table, "/log.jsonl") in os.readlink(f"/proc/self/fd/{handle}"):
+            failed = True
+            real(handle, data[: len(data) // 2], at)
+            raise OSError(errno.ENOSPC, "injected")
+        real(handle, data, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "write_all", write_all)
+        yield
+    assert failed, f"nothing was written for {table}"
 
 
 def tear_last_line(backend: FilesBackend, number: int) -> None:

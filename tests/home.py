@@ -216,7 +216,7 @@ class Home:
 
     @contextmanager
     def failing(self, table: str = "heads") -> Iterator[None]:
-        """Let writing to one part of the store fail."""
+        """Let writing to one part of the store fail: a table, and what files have for it."""
         backend = self.store.backend
         if isinstance(backend, SqliteBackend):
             writer = backend._writing()
@@ -233,10 +233,9 @@ class Home:
             with postgres.failing(self.schema, table):
                 yield
         elif isinstance(backend, FilesBackend):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(backend._home, "log", fail)
+            with filestore.failing(table):
                 yield
-        else:
+        else:  # all of a change or nothing
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backend, "_apply", fail)
                 yield

@@ -46,9 +46,9 @@ def programs() -> Path:
 
 
 class Server:
-    """A server of our own, which may be killed and started again."""
+    """A server of our own, which may be killed and started again; or a standby of another."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, primary: Server | None = None) -> None:
         self._bin = programs()
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
         self._owner: dict[str, Any] = {}
@@ -58,8 +58,12 @@ class Server:
         self.data = self.folder / "data"
         self._settings = [*SETTINGS, *settings]
         self.port = _free_port()
-        self._run("initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8",
-                  "--no-sync", f"--pgdata={self.data}")  # fmt: skip
+        if primary is None:
+            self._run("initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8",
+                      "--no-sync", f"--pgdata={self.data}")  # fmt: skip
+        else:
+            self._run("pg_basebackup", f"--dbname={primary.url}", f"--pgdata={self.data}",
+                      "--write-recovery-conf", "--checkpoint=fast", "--no-sync")  # fmt: skip
         self.start()
 
     def _run(self, tool: str, *args: str) -> str:
@@ -110,10 +114,7 @@ class Server:
 
     def kill(self) -> None:
         """As a power cut would end it, but for what the system still writes."""
-        children = subprocess.run(
-            ["pgrep", "-P", str(self._process.pid)], capture_output=True, text=True, check=False
-        ).stdout.split()
-        for pid in [self._process.pid, *map(int, children)]:
+        for pid in [self._process.pid, *_children(self._process.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -123,6 +124,17 @@ class Server:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(30)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that a process has started, as Linux tells of them."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # The name is in brackets, and may have any in it; then come the state and the parent.
+            if int(status.read_text("utf-8", "replace").rpartition(")")[2].split()[1]) == parent:
+                found.append(int(status.parent.name))
+    return found
 
 
 def _free_port() -> int:

@@ -86,6 +86,19 @@ def backend(store) -> FilesBackend:
 # -- names -----------------------------------------------------------------------------------------
 
 
+def check_folders(folders: list[str]) -> None:
+    """None that any file system takes for another, for a device or for a path."""
+    # Unicode's canonical caseless match, which no known file system goes beyond.
+    seen = {
+        unicodedata.normalize("NFD", unicodedata.normalize("NFD", f).casefold()) for f in folders
+    }
+    assert len(seen) == len(folders), "two may be one"
+    for folder in folders:
+        assert len(os.fsencode(folder)) <= 255
+        assert not re.match(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", folder, re.IGNORECASE)
+        assert not re.search(r'^[. -]|[. ]$|[\x00-\x1f\x7f/\\:*?"<>|]', folder)
+
+
 def test_hostile_names(path, opened, monkeypatch):
     path.parent.mkdir(exist_ok=True)
     store = opened()
@@ -104,12 +117,7 @@ def test_hostile_names(path, opened, monkeypatch):
     assert store.verify(read_data=True).ok
     folders = os.listdir(path / "sessions")
     assert len(folders) == len(names) + len(forks)
-    # None that any file system takes for another, for a device or for a path.
-    assert len({files_catalog.fold(folder) for folder in folders}) == len(folders)
-    for folder in folders:
-        assert len(os.fsencode(folder)) <= 255
-        assert not re.match(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", folder, re.IGNORECASE)
-        assert not re.search(r'^[. -]|[. ]$|[\x00-\x1f\x7f/\\:*?"<>|]', folder)
+    check_folders(folders)
     for name in names:
         store.session(name).delete()
     store.gc()
@@ -118,6 +126,19 @@ def test_hostile_names(path, opened, monkeypatch):
     assert store.verify(read_data=True).ok
     assert os.listdir(path.parent) == ["store"]
     assert os.listdir(path.parent.parent) == ["around"]
+
+
+@pytest.mark.parametrize("names", [("K", "k"), ("각", "\u1100\u1161\u11a8"), ("ß", "SS")])
+def test_names_that_are_not_folded(path, opened, monkeypatch, names):
+    """test_hostile_names notices them."""
+    for name in names:
+        opened().session(name).save({})
+    check_folders(os.listdir(path / "sessions"))
+    monkeypatch.setattr(files_catalog, "fold", str)
+    for name in names:
+        opened().session(f"{name} again").save({})
+    with pytest.raises(AssertionError, match="two may be one"):
+        check_folders(os.listdir(path / "sessions"))
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "../../x", "é" * 99])

@@ -17,7 +17,7 @@ import pytest
 from psycopg import sql
 
 import holdfast
-from holdfast.backends import postgres_schema, postgres_signals, postgres_writer
+from holdfast.backends import postgres_link, postgres_schema, postgres_signals, postgres_writer
 from holdfast.backends.base import Change, Gone, Moved, Notes
 from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Link, Target
@@ -250,6 +250,30 @@ def test_a_held_lock_ends_in_an_error(schema: str, url: str, store: holdfast.Sto
             with pytest.raises(Unavailable, match="locked"):
                 session.save({"n": 1})
         assert session.save({"n": 1}).step == 2
+
+
+def test_a_statement_that_takes_too_long_is_ended(url: str, store: holdfast.Store) -> None:
+    """By the server, so that it does not go on for nobody; and the store can be used."""
+    with holdfast.open(url, timeout=0.5) as other:
+        with (
+            pytest.raises(Unavailable, match="statement timeout"),
+            other.backend.reader() as reader,
+        ):
+            assert isinstance(reader, PostgresReader)
+            reader._all("SELECT pg_sleep(1.2)::text")
+        assert not other.session("s").exists()
+
+
+def test_without_a_timeout_of_statements(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail."""
+    setting = "set_config('statement_timeout', %s, false)"
+    assert setting in postgres_link._SETTINGS
+    without = postgres_link._SETTINGS.replace(setting, "%s")
+    monkeypatch.setattr(postgres_link, "_SETTINGS", without)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_statement_that_takes_too_long_is_ended(url, store)
 
 
 # -- connections -----------------------------------------------------------------------------------

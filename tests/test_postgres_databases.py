@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -16,9 +17,12 @@ import pytest
 from psycopg import sql
 
 import holdfast
+from holdfast.backends.postgres_link import Target
 from holdfast.backends.postgres_schema import TABLES
 from holdfast.errors import InvalidRequest, Unavailable
 from tests import postgres
+
+from .test_group import until
 
 PAGE = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text("utf-8")
 NAME = "a\0b\ud800 ü 漢"
@@ -255,3 +259,73 @@ def test_a_role_that_only_looks(schema: str, grants: Callable[..., str], tmp_pat
 
 def test_the_page_counts_the_tables() -> None:
     assert f"a schema with {len(TABLES)} tables" in PAGE
+
+
+# -- standbys --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[postgres.Server, postgres.Server]]:
+    """A server with a store in it, and a standby that has it, too."""
+    primary = postgres.Server(*postgres.QUICK)
+    try:
+        holdfast.open(primary.url, create=True).close()
+        standby = postgres.Server(*postgres.QUICK, primary=primary)
+        try:
+            yield primary, standby
+        finally:
+            standby.stop()
+    finally:
+        primary.stop()
+
+
+@contextmanager
+def behind(standby: postgres.Server) -> Iterator[None]:
+    """It hears of what is new, and does not show it."""
+    with postgres.admin(standby.url) as link:
+        link.execute("SELECT pg_wal_replay_pause()")
+        try:
+            state = "SELECT pg_get_wal_replay_pause_state()"
+            until(lambda: link.execute(state).fetchall() == [("paused",)])
+            yield
+        finally:
+            link.execute("SELECT pg_wal_replay_resume()")
+
+
+def test_heads_are_read_at_the_primary(pair: tuple[postgres.Server, postgres.Server]) -> None:
+    """Though the address names the standby first, and it takes connections."""
+    primary, standby = pair
+    at = [urlsplit(server.url).netloc.rpartition("@")[2] for server in (standby, primary)]
+    both = f"postgresql://postgres@{','.join(at)}/postgres"
+    with holdfast.open(primary.url) as store:
+        name = f"s {len(list(store.sessions()))}"
+    with behind(standby):
+        with holdfast.open(both) as store, holdfast.open(both) as other:
+            store.session(name).save({"log": ["first"]})
+            session = other.session(name)
+            assert session.load() == {"log": ["first"]}
+            session.append("log", "second")
+            assert store.session(name).load() == {"log": ["first", "second"]}
+        with holdfast.open(standby.url, read_only=True) as store:
+            assert not store.session(name).exists()
+    with holdfast.open(standby.url, read_only=True) as store:
+        until(lambda: len(store.session(name)) == 2)
+        assert store.session(name).load() == {"log": ["first", "second"]}
+    with pytest.raises(Unavailable, match="read-only"):
+        holdfast.open(standby.url, timeout=1.0)
+
+
+def test_heads_of_any_server(
+    pair: tuple[postgres.Server, postgres.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail."""
+    parse = Target.parse
+
+    def anywhere(*args: Any, **options: Any) -> Target:
+        target = parse(*args, **options)
+        target.parameters["target_session_attrs"] = "any"
+        return target
+
+    monkeypatch.setattr(Target, "parse", anywhere)
+    with pytest.raises(Unavailable, match="read-only"):
+        test_heads_are_read_at_the_primary(pair)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import fnmatch
-import inspect
 import logging
 import math
 import os
@@ -49,7 +48,6 @@ from holdfast.backends.files import FilesBackend
 from holdfast.backends.group import Member
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.sqlite import SqliteBackend
-from holdfast.codec import load as loading
 from holdfast.codec import records
 from holdfast.errors import (
     CheckpointNotFound,
@@ -67,6 +65,7 @@ from holdfast.live import Live
 from holdfast.watching import Watcher
 from holdfast.workers import Workers
 from tests import filestore
+from tests import test_finding as values
 from tests import test_seed_regressions as seeds
 from tests.faults.clock import wall_clock
 from tests.home import TEXT, Home, fail, strangers
@@ -1654,14 +1653,6 @@ def no_repair(patch: Patch) -> None:
     patch.setattr(storing, "repair", lambda backend: [])
 
 
-def damage_stops(module: Any) -> Callable[[Patch], None]:
-    def mutant(patch: Patch) -> None:
-        patch.setattr(module, "UNREADABLE", ())
-
-    mutant.__name__ = f"damage_stops_{module.__name__.split('.')[-1]}"
-    return mutant
-
-
 def no_gaps(patch: Patch) -> None:
     patch.setattr(freeing.Tree, "_new_gap", lambda *args: None)
 
@@ -1761,18 +1752,6 @@ def one_mark_takes_all(patch: Patch) -> None:
         real(self, notes, session, checkpoint)
 
     patch.setattr(MemoryBackend, "_apply_notes", apply)
-
-
-def nan_does_not_load(patch: Patch) -> None:
-    real = loading.load
-
-    def load(*args: Any) -> Any:
-        state = real(*args)
-        if state.get("loss") != state.get("loss"):
-            raise Corrupt("not a number")
-        return state
-
-    patch.setattr(loading, "load", load)
 
 
 def every_step(patch: Patch) -> None:
@@ -1889,7 +1868,7 @@ MUTANTS: list[tuple[Any, ...]] = [
     (backups_share_a_name, test_row08_backups_share_no_name),
     (backups_are_not_read, test_row08_a_backup_is_read_back),
     (no_repair, test_row08_repair_falls_back, "torn"),
-    (damage_stops(freeing), test_row08_a_repaired_store_has_backups, b"torn"),
+    (seeds.damage_stops(freeing), test_row08_a_repaired_store_has_backups, b"torn"),
     (nothing_is_given_up, test_row08_a_repaired_store_has_backups, None),
     (nothing_is_given_up, test_row08_what_is_missing_is_told_of_once),
     *[(seeds.errors_are_swallowed, test_row09_no_operation_is_acknowledged_in_part, k)
@@ -1897,17 +1876,17 @@ MUTANTS: list[tuple[Any, ...]] = [
     (gc_errors_are_swallowed, test_row09_a_failed_gc_is_an_error, "sweep"),
     (members_are_told_nothing, test_row09_one_of_a_group_fails_alone, "taken"),
     (members_are_told_nothing, test_row09_one_of_a_group_fails_alone, "failing"),
-    (damage_stops(finding), test_row10_searches_tell_of_damaged_ones, "torn"),
+    (seeds.damage_stops(finding), test_row10_searches_tell_of_damaged_ones, "torn"),
     (damaged_marks_do_not_match, test_row10_searches_tell_of_damaged_ones, "mark"),
     *[(damaged_sessions_do_not_match, test_row10_filtered_lists_tell_of_damaged_sessions, q)
       for q in ({"status": "failed"}, {"tag": "t"}, {"agent": "x"})],
     (seeds.damaged_ones_vanish, test_row10_damaged_ones_are_counted_and_kept),
-    (damage_stops(finding), test_row11_searches_beside_damage, "record"),
+    (seeds.damage_stops(finding), test_row11_searches_beside_damage, "record"),
     *[(prune_stops_at_damage, test_row11_prune_beside_damage, what)
       for what in ("head", "missing head", "name")],
-    (damage_stops(repair), test_row11_gc_and_repair_beside_damage, "record"),
+    (seeds.damage_stops(repair), test_row11_gc_and_repair_beside_damage, "record"),
     (flags_are_not_checked, test_row11_gc_and_repair_beside_damage, "item"),
-    (damage_stops(watching), test_row11_watching_beside_damage, "head"),
+    (seeds.damage_stops(watching), test_row11_watching_beside_damage, "head"),
     (operations_must_be_sound, test_row11_watching_beside_damage, "operation"),
     (names_must_be_sound, test_row11_watching_beside_damage, "name"),
     (operations_must_be_sound, test_row11_a_torn_operation_hides_no_other),
@@ -1939,7 +1918,7 @@ MUTANTS: list[tuple[Any, ...]] = [
     (origin_by_name, test_row27_a_fork_outlives_its_origin),
     (fork_copies, test_row27_a_fork_onto_the_name_of_a_deleted_one),
     (seeds.fields_are_dropped, test_row28_every_field_lives_on),
-    (nan_does_not_load, test_row29_nan_lives_on),
+    (seeds.nan_does_not_load, test_row29_nan_lives_on),
     *[(rules_are_not_read, test_row30_every_rule_is_read, r, b) for r in RULES for b in (0, 1)
       if (r, b) != ("store_bytes", 1)],
     (marks_always_protect, test_row30_marks_protect_only_if_told, "tagged"),
@@ -1953,26 +1932,10 @@ MUTANTS: list[tuple[Any, ...]] = [
     (deleted_sessions_are_listed, test_row33_emptied_sessions_are_not_listed),
     (oldest_first, test_row33_a_repeated_label_is_found_newest_first),
     (fork_copies, test_row34_operations_cost_little),
+    *[(search_by(str.startswith), values.test_hostile_values, field)
+      for field in ("tag", "label", "trigger")],
+    (seeds.names_are_normalized, values.test_hostile_values_can_be_taken_away),
 ]  # fmt: skip
-
-
-def carry_out(test: Callable[..., None], folder: Path, arguments: list[Any]) -> None:
-    """A test with the fixtures that it wants."""
-    folder.mkdir()
-    given: dict[str, Any] = {}
-    wanted = list(inspect.signature(test).parameters)
-    for kind in ("home", "sqlite"):
-        if kind in wanted:
-            given[kind] = Home("memory" if kind == "home" else kind, folder)
-    if "tmp_path" in wanted:
-        given["tmp_path"] = folder
-    rest = [name for name in wanted if name not in given]
-    try:
-        test(**given, **dict(zip(rest, arguments, strict=True)))
-    finally:
-        for home in given.values():
-            if isinstance(home, Home):
-                home.close()
 
 
 @pytest.mark.parametrize(
@@ -1980,8 +1943,8 @@ def carry_out(test: Callable[..., None], folder: Path, arguments: list[Any]) -> 
 )
 def test_row36_every_test_of_history_can_fail(case: Any, tmp_path: Path) -> None:
     mutant, test, *arguments = case
-    carry_out(test, tmp_path / "sound", arguments)
+    seeds.carry_out(test, tmp_path / "sound", arguments)
     with pytest.MonkeyPatch.context() as patch:
         mutant(patch)
         with pytest.raises((Exception, pytest.fail.Exception)):
-            carry_out(test, tmp_path / "mutant", arguments)
+            seeds.carry_out(test, tmp_path / "mutant", arguments)

@@ -26,12 +26,12 @@ def turns_with_checkpoints(home: Home, policy: holdfast.Policy, limit: int) -> l
     return [c.run.turn for c in session.tree() if c.run and c.trigger == "turn"]
 
 
-def test_row_22_every_n_counts_turns_and_nothing_else(home: Home) -> None:
+def test_row22_every_n_counts_turns_and_nothing_else(home: Home) -> None:
     assert turns_with_checkpoints(home, EveryN(3), 10) == [3, 6, 9]
     assert turns_with_checkpoints(home, EveryN(1), 3) == [1, 2, 3]
 
 
-def test_row_22_not_at_the_beginning(home: Home) -> None:
+def test_row22_not_at_the_beginning(home: Home) -> None:
     """Code before the loop is turn 0, which no policy by number wants."""
     session = home.session()
     with session.run(policy=EveryN(1)) as run:
@@ -42,12 +42,12 @@ def test_row_22_not_at_the_beginning(home: Home) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 0.5, "1", None, True])
-def test_row_22_n_below_one_is_refused(n: Any) -> None:
+def test_row22_n_below_one_is_refused(n: Any) -> None:
     with pytest.raises(InvalidRequest):
         EveryN(n)
 
 
-def test_row_30_every_policy_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row30_every_policy_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interval that nobody reads would leave no checkpoint, or one at every event."""
     now = [100.0]
     monkeypatch.setattr("holdfast.runs.run.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -86,7 +86,7 @@ def _agent(url: Any, effects: Path, kill_at: int, *, kill: bool) -> None:
 
 @pytest.mark.parametrize("kill_at", [2, 5, 7])
 @pytest.mark.parametrize("kind", ["sqlite", "files"])
-def test_row_35_no_tool_runs_twice_after_a_kill(tmp_path: Path, kind: str, kill_at: int) -> None:
+def test_row35_no_tool_runs_twice_after_a_kill(tmp_path: Path, kind: str, kill_at: int) -> None:
     url = tmp_path / "s.db" if kind == "sqlite" else f"files:{tmp_path}/s"
     effects = tmp_path / "effects"
     killed = processes.fork(lambda _: _agent(url, effects, kill_at, kill=True))

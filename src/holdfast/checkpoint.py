@@ -215,7 +215,10 @@ class Checkpoint:
 
     @property
     def added(self) -> int:
-        """Bytes of state that taking it wrote to the store."""
+        """Bytes of state that taking it wrote: new rows, sealed as SQLite keeps them, and the root.
+
+        The same in every kind of store, though plain files, which are not compressed, take more.
+        """
         return self._record.added
 
     @property

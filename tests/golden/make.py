@@ -1,10 +1,14 @@
 """Writes a golden store: `python -m tests.golden.make tests/golden/v2.db`.
 
-Run once for each version of the format, when it is released. A golden store is never written
-again: that today's code makes the same file proves nothing, that it reads an old one does.
+`v2.tar.xz` packs a store of plain files, `v2.jsonl` is an export.
+
+Run once for each version of a format, when it is released. A golden store is never written again:
+that today's code makes the same file proves nothing, that it reads an old one does.
 """
 
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 import holdfast
@@ -12,8 +16,28 @@ from holdfast import ToolCall, Usage
 from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
 
 
-def make(path: Path) -> None:
-    with holdfast.open(path, create=True) as store:
+def write(path: Path) -> None:
+    assert not path.exists(), "a golden store is never written again"
+    with tempfile.TemporaryDirectory() as folder:
+        match "".join(path.suffixes):
+            case ".db":
+                make(str(path))
+            case ".tar.xz":
+                make(f"files:{folder}/files")
+                with tarfile.open(path, "w:xz") as packed:
+                    packed.add(f"{folder}/files", "files", filter=_anonymous)
+            case ".jsonl":
+                make(f"{folder}/store.db")
+                with holdfast.open(f"{folder}/store.db") as store:
+                    store.export(path)
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    return info.replace(uid=0, gid=0, uname="", gname="", deep=False)
+
+
+def make(address: str) -> None:
+    with holdfast.open(address, create=True) as store:
         talk = store.session("talk", agent="golden")
         talk.save({"messages": [message(0)], "budget": 900}, label="start", tags=["a", "ä"])
         for n in range(1, 66):
@@ -98,4 +122,4 @@ def deletions(store: holdfast.Store) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    write(Path(sys.argv[1]))
