@@ -83,6 +83,50 @@ def test_refused(memory: Home, tmp_path: Path) -> None:
             memory.store.import_(tmp_path / "bad.jsonl")
 
 
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    memory: Home, tmp_path: Path, form: str
+) -> None:
+    memory.filled(1)
+    with pytest.raises(InvalidRequest, match="exists already"):
+        memory.store.export(tmp_path / form, progress=lambda *_: put(tmp_path / form))
+    assert (tmp_path / form).read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [form, "home"]
+
+
+def put(path: Path) -> None:
+    path.write_text("mine")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_name_as_long_as_names_can_be(memory: Home, tmp_path: Path, form: str) -> None:
+    """Its bytes count, not its characters."""
+    path = tmp_path / ("漢" * 80 + "." + form)
+    memory.filled(1)
+    memory.store.export(path)
+    with fresh() as copy:
+        assert copy.import_(path).checkpoints == 1
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "home"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_error_of_who_is_told_of_progress(memory: Home, tmp_path: Path, form: str) -> None:
+    memory.filled(1)
+    gone = BrokenPipeError("the terminal is gone")
+
+    def tell(*_: int) -> None:
+        raise gone
+
+    with pytest.raises(BrokenPipeError) as caught:
+        memory.store.export(tmp_path / form, progress=tell)
+    assert caught.value is gone
+    memory.store.export(tmp_path / form)
+    with fresh() as copy, pytest.raises(BrokenPipeError) as caught:
+        copy.import_(tmp_path / form, progress=tell)
+    assert caught.value is gone
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([form, "home"])
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_cut_short_anywhere(memory: Home, tmp_path: Path, compressed: bool) -> None:
     """What is whole comes in, what is not is told of, and nothing is wrong."""

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -23,7 +24,7 @@ from holdfast.backends.files_hints import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
-from holdfast.transfer import Transferred, listed, transfer
+from holdfast.transfer import Transferred, listed, telling, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,25 +57,19 @@ def export(
     progress: Progress | None,
     new_store: Callable[[FilesBackend], Store],
 ) -> Transferred:
-    if os.path.lexists(path):
-        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    refuse_taken(path)
     if not path.parent.is_dir():
         raise Unavailable(f"the folder {path.parent} does not exist")
     as_file = path.name.endswith(_SUFFIXES)
-    with _beside(path) as draft, _translated(path):
+    with telling(progress) as tell, _beside(path) as draft, _translated(path):
         with new_store(FilesBackend(draft, durability="normal" if as_file else "full")) as copy:
-            done = transfer(store.backend, copy, sessions, progress)
+            done = transfer(store.backend, copy, sessions, tell)
             names = [info.name for info in copy.sessions()]
         if as_file:
-            file = draft.with_name(f"{draft.name}.file")
-            try:
-                _write(draft, file, names, compress=path.name.endswith(".zst"))
-                os.link(file, path)
-            finally:
-                file.unlink(missing_ok=True)
+            new_file(path, partial(_write, draft, names, compress=path.name.endswith(".zst")))
         else:
             os.rename(draft, path)
-        disk.sync(path.parent)
+            disk.sync(path.parent)
     return done
 
 
@@ -91,12 +86,12 @@ def import_(
             return transfer(source.backend, store, names, progress)
     if not path.is_file():
         raise StoreNotFound(f"there is no file {path}", hint="check the path")
-    with _beside(path) as draft, _translated(path):
+    with telling(progress) as tell, _beside(path) as draft, _translated(path):
         promised, problems = _unpack(path, draft)
         with new_store(FilesBackend(draft, read_only=True)) as source:
             lost = {*promised} - {info.name for info in source.sessions()}
             wanted = None if names is None else [name for name in names if name not in lost]
-            done = transfer(source.backend, store, wanted, progress)
+            done = transfer(source.backend, store, wanted, tell)
     told = [
         (name, "it is missing in the file")
         for name in promised
@@ -121,7 +116,8 @@ def is_export(path: str) -> bool:
 def _beside(path: Path) -> Iterator[Path]:
     """A place for a draft, on the same disk where that can be written."""
     folder = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
-    draft = folder / f".{path.name[:100]}.{secrets.token_hex(6)}.new"
+    name = path.name.encode(errors="ignore")[:100].decode(errors="ignore")
+    draft = folder / f".{name}.{secrets.token_hex(6)}.new"
     try:
         yield draft
     finally:
@@ -141,16 +137,26 @@ def _translated(path: Path) -> Iterator[None]:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _write(draft: Path, path: Path, names: list[str], *, compress: bool) -> None:
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as raw:
-        if compress:
-            with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
-                _write_lines(draft, out, names)
-        else:
-            _write_lines(draft, raw, names)
-        raw.flush()
-        disk.sync_handle(raw.fileno())
+def refuse_taken(path: Path) -> None:
+    if os.path.lexists(path):
+        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+
+
+def new_file(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """A whole file or none. What somebody else has put there meanwhile is left alone."""
+    try:
+        disk.create(path, write)
+    except FileExistsError:
+        refuse_taken(path)
+        raise
+
+
+def _write(draft: Path, names: list[str], raw: BinaryIO, *, compress: bool) -> None:
+    if compress:
+        with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
+            _write_lines(draft, out, names)
+    else:
+        _write_lines(draft, raw, names)
 
 
 def _write_lines(draft: Path, out: Any, names: list[str]) -> None:
