@@ -12,6 +12,7 @@ import zstandard
 
 import holdfast
 from holdfast import archive, cargo, transfer
+from holdfast.codec import portable
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound, UnsupportedFormat
 from tests.home import TEXT, Home
 from tests.test_transfer import facts, life
@@ -223,6 +224,56 @@ def test_a_bomb_is_refused(memory: Home, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(holdfast.Corrupt, match="too long"):
         memory.store.import_(tmp_path / "x.jsonl.zst")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
+
+
+def test_a_bomb_within_a_line_is_refused(memory: Home, tmp_path: Path) -> None:
+    first = b'{"holdfast":"export","format":1,"sessions":[]}\n'
+    line = b'{"in":"sessions/x/log.jsonl","is":[%b0]}\n' % (b"{}," * (6 << 20))
+    (tmp_path / "x.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(first + line))
+    with pytest.raises(holdfast.Corrupt, match="more than its size allows"):
+        memory.store.import_(tmp_path / "x.jsonl.zst")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
+
+
+def test_what_compresses_all_too_well_is_no_bomb(
+    memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever export writes, import reads."""
+    monkeypatch.setattr(archive, "SMALL", 16 << 10)
+    monkeypatch.setattr(archive, "_CHUNK", 4 << 10)
+    monkeypatch.setattr(archive, "_ROOM", 100)
+    for n in range(3):
+        memory.session(f"s{n}").save({"doc": f"{n}" * 900_000})
+    path = tmp_path / "x.jsonl.zst"
+    memory.store.export(path)
+    assert path.stat().st_size < 10_000
+    with fresh() as copy:
+        assert copy.import_(path).checkpoints == 3
+        assert facts(copy) == facts(memory.store)
+    plain = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True)
+    path.write_bytes(zstandard.ZstdCompressor().compress(plain.read()))
+    with fresh() as copy, pytest.raises(holdfast.Corrupt, match="more than its size allows"):
+        copy.import_(path)
+
+
+def test_a_line_for_which_memory_is_short(
+    memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.filled(1, "a")
+    memory.filled(1, "b")
+    memory.store.export(tmp_path / "x.jsonl")
+    loads = portable.loads
+
+    def short(text: bytes) -> Any:
+        if b"sessions/a/log.jsonl" in text:
+            raise MemoryError
+        return loads(text)
+
+    monkeypatch.setattr(portable, "loads", short)
+    with fresh() as copy:
+        done = copy.import_(tmp_path / "x.jsonl")
+        assert [name for name, _ in done.skipped] == ["a", "x.jsonl"]
+        assert [info.name for info in copy.sessions()] == ["b"]
 
 
 @pytest.mark.parametrize("form", FORMS)

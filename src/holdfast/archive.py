@@ -23,6 +23,7 @@ from holdfast.backends.files import MARKER, FilesBackend
 from holdfast.backends.files_hints import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
+from holdfast.codec.rows import RATIO, SMALL
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
 from holdfast.transfer import Transferred, listed, telling, transfer
 
@@ -39,6 +40,8 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST = 768 << 20
 """Bytes of a line. The biggest value has 512 MB, and some more as JSON."""
 _CHUNK = 1 << 20
+_SKIPPED, _ROOM = b"\x50\x2a\x4d\x18", 64 << 10
+"""How a frame begins that readers of zstd skip, and the least it is good for."""
 # Nothing else is ever written from a file that somebody hands us.
 _PLACES = re.compile(
     r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}\.json"
@@ -154,9 +157,29 @@ def new_file(path: Path, write: Callable[[BinaryIO], None]) -> None:
 def _write(draft: Path, names: list[str], raw: BinaryIO, *, compress: bool) -> None:
     if compress:
         with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
-            _write_lines(draft, out, names)
+            _write_lines(draft, _Honest(raw, out), names)
     else:
         _write_lines(draft, raw, names)
+
+
+class _Honest:
+    """Compresses no better than a reader believes: what is too small is made longer by nothing."""
+
+    def __init__(self, raw: BinaryIO, out: Any) -> None:
+        self._raw, self._out = raw, out
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        for at in range(0, len(data), _CHUNK):
+            part = data[at : at + _CHUNK]
+            self._size += len(part)
+            if self._size > SMALL and self._size > RATIO * self._raw.tell():
+                self._out.flush(zstandard.FLUSH_FRAME)
+                lacking = self._size // RATIO + 1 - self._raw.tell()
+                if lacking > 0:
+                    room = max(lacking, _ROOM)
+                    self._raw.write(_SKIPPED + room.to_bytes(4, "little") + bytes(room))
+            self._out.write(part)
 
 
 def _write_lines(draft: Path, out: Any, names: list[str]) -> None:
@@ -192,7 +215,7 @@ def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
     folders: dict[str, str] = {}
     bad: list[int] = []
     with path.open("rb") as raw, _opened(raw) as file:
-        lines = _lines(file)
+        lines = _lines(file, raw)
         names = _promised(path, next(lines, b""))
         for n, line in enumerate(lines, start=2):
             place, text = _parsed(line)
@@ -217,17 +240,21 @@ def _opened(raw: BinaryIO) -> Iterator[Any]:
     packed = raw.read(len(_ZSTD)) == _ZSTD
     raw.seek(0)
     if packed:
-        with zstandard.ZstdDecompressor().stream_reader(raw) as file:
+        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
             yield file
     else:
         yield raw
 
 
-def _lines(file: Any) -> Iterator[bytes]:
+def _lines(file: Any, raw: BinaryIO) -> Iterator[bytes]:
     """Whole lines, each within bounds; a last one that was cut off comes as it is."""
     held = bytearray()
+    size = 0
     try:
         while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            if size > max(SMALL, RATIO * raw.tell()):
+                raise Corrupt("the file expands to more than its size allows")
             start = 0
             while (stop := chunk.find(b"\n", start)) >= 0:
                 held += chunk[start:stop]
@@ -244,7 +271,7 @@ def _lines(file: Any) -> Iterator[bytes]:
 
 
 def _promised(path: Path, line: bytes) -> list[str]:
-    with suppress(ValueError, TypeError, LookupError, Corrupt):
+    with suppress(ValueError, TypeError, LookupError, MemoryError, Corrupt):
         first = portable.loads(line)
         if first["holdfast"] == "export":
             if first["format"] > FORMAT:
@@ -258,7 +285,7 @@ def _parsed(line: bytes) -> tuple[re.Match[str] | None, bytes]:
         entry = portable.loads(line)
         place = _PLACES.fullmatch(entry["in"])
         return place, portable.dumps(entry["is"])
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, MemoryError):
         return None, b""
 
 
@@ -273,7 +300,7 @@ def _safe(place: re.Match[str], folders: dict[str, str]) -> str:
 
 def _laid_out(text: bytes) -> bytes:
     """A checkpoint's file as the store of files has it, a field a line."""
-    with suppress(ValueError):
+    with suppress(ValueError, MemoryError):
         shown = portable.loads(text)
         if type(shown) is dict:
             return lay_out(shown)
