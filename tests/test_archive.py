@@ -12,6 +12,7 @@ import zstandard
 
 import holdfast
 from holdfast import archive, cargo, transfer
+from holdfast.codec import portable
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound, UnsupportedFormat
 from tests.home import TEXT, Home
 from tests.test_transfer import facts, life
@@ -81,6 +82,50 @@ def test_refused(memory: Home, tmp_path: Path) -> None:
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(UnsupportedFormat):
             memory.store.import_(tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    memory: Home, tmp_path: Path, form: str
+) -> None:
+    memory.filled(1)
+    with pytest.raises(InvalidRequest, match="exists already"):
+        memory.store.export(tmp_path / form, progress=lambda *_: put(tmp_path / form))
+    assert (tmp_path / form).read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [form, "home"]
+
+
+def put(path: Path) -> None:
+    path.write_text("mine")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_name_as_long_as_names_can_be(memory: Home, tmp_path: Path, form: str) -> None:
+    """Its bytes count, not its characters."""
+    path = tmp_path / ("漢" * 80 + "." + form)
+    memory.filled(1)
+    memory.store.export(path)
+    with fresh() as copy:
+        assert copy.import_(path).checkpoints == 1
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "home"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_error_of_who_is_told_of_progress(memory: Home, tmp_path: Path, form: str) -> None:
+    memory.filled(1)
+    gone = BrokenPipeError("the terminal is gone")
+
+    def tell(*_: int) -> None:
+        raise gone
+
+    with pytest.raises(BrokenPipeError) as caught:
+        memory.store.export(tmp_path / form, progress=tell)
+    assert caught.value is gone
+    memory.store.export(tmp_path / form)
+    with fresh() as copy, pytest.raises(BrokenPipeError) as caught:
+        copy.import_(tmp_path / form, progress=tell)
+    assert caught.value is gone
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([form, "home"])
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -179,6 +224,56 @@ def test_a_bomb_is_refused(memory: Home, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(holdfast.Corrupt, match="too long"):
         memory.store.import_(tmp_path / "x.jsonl.zst")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
+
+
+def test_a_bomb_within_a_line_is_refused(memory: Home, tmp_path: Path) -> None:
+    first = b'{"holdfast":"export","format":1,"sessions":[]}\n'
+    line = b'{"in":"sessions/x/log.jsonl","is":[%b0]}\n' % (b"{}," * (6 << 20))
+    (tmp_path / "x.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(first + line))
+    with pytest.raises(holdfast.Corrupt, match="more than its size allows"):
+        memory.store.import_(tmp_path / "x.jsonl.zst")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
+
+
+def test_what_compresses_all_too_well_is_no_bomb(
+    memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever export writes, import reads."""
+    monkeypatch.setattr(archive, "SMALL", 16 << 10)
+    monkeypatch.setattr(archive, "_CHUNK", 4 << 10)
+    monkeypatch.setattr(archive, "_ROOM", 100)
+    for n in range(3):
+        memory.session(f"s{n}").save({"doc": f"{n}" * 900_000})
+    path = tmp_path / "x.jsonl.zst"
+    memory.store.export(path)
+    assert path.stat().st_size < 10_000
+    with fresh() as copy:
+        assert copy.import_(path).checkpoints == 3
+        assert facts(copy) == facts(memory.store)
+    plain = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True)
+    path.write_bytes(zstandard.ZstdCompressor().compress(plain.read()))
+    with fresh() as copy, pytest.raises(holdfast.Corrupt, match="more than its size allows"):
+        copy.import_(path)
+
+
+def test_a_line_for_which_memory_is_short(
+    memory: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.filled(1, "a")
+    memory.filled(1, "b")
+    memory.store.export(tmp_path / "x.jsonl")
+    loads = portable.loads
+
+    def short(text: bytes) -> Any:
+        if b"sessions/a/log.jsonl" in text:
+            raise MemoryError
+        return loads(text)
+
+    monkeypatch.setattr(portable, "loads", short)
+    with fresh() as copy:
+        done = copy.import_(tmp_path / "x.jsonl")
+        assert [name for name, _ in done.skipped] == ["a", "x.jsonl"]
+        assert [info.name for info in copy.sessions()] == ["b"]
 
 
 @pytest.mark.parametrize("form", FORMS)

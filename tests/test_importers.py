@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import HoldfastError, InvalidRequest, NotFound, ToolCall, Unavailable
+from holdfast import HoldfastError, InvalidRequest, NotFound, Retention, ToolCall, Unavailable
 from holdfast.importers import (
     database,
     foreign,
@@ -471,6 +471,104 @@ def test_a_deleted_one_does_not_come_back_silently(
     result = bring(store, root)
     assert (result.checkpoints, result.known) == (0, 2)
     assert "deleted" in why(result, str(paths[1].relative_to(root)))
+
+
+@every_format
+def test_what_was_pruned_does_not_come_back(
+    store: holdfast.Store, root: Path, format: Format
+) -> None:
+    paths = [str(path.relative_to(root)) for path in format.fill(root, 6)]
+    bring(store, root)
+    session = store.session(SESSION)
+    session.label(tree(store)[1], "kept")
+    session.prune(Retention(keep_last=2, keep_labelled=True))
+    store.gc()
+    left = tree(store)
+    assert [c.seq for c in left] == [2, 5, 6]
+    format.fill(root, 7)
+    result = bring(store, root)
+    assert (result.checkpoints, result.known) == (1, 3)
+    assert [where for where, why in result.skipped if "pruned" in why] == [paths[0], *paths[2:4]]
+    assert tree(store)[:-1] == left
+    newest = store.session(SESSION).head
+    assert newest is not None
+    assert newest.parent == left[-1].id
+    assert bring(store, root).checkpoints == 0
+
+
+@every_format
+def test_an_older_one_found_after_a_prune(
+    store: holdfast.Store, root: Path, format: Format
+) -> None:
+    """It comes if it is certain that it never was here."""
+    paths = format.fill(root, 5)
+    kept = paths[3].read_bytes()
+    paths[3].write_bytes(b"{")
+    bring(store, root)
+    store.session(SESSION).prune(Retention(keep_last=2))
+    store.gc()
+    third, fifth = tree(store)
+    assert fifth.parent == third.id
+    paths[3].write_bytes(kept)
+    result = bring(store, root)
+    assert (result.checkpoints, result.known, len(result.skipped)) == (1, 2, 2)
+    assert tree(store)[-1].parent == third.id
+    assert store.session(SESSION).head == fifth
+
+
+def test_a_branch_that_was_pruned_does_not_come_back(store: holdfast.Store, root: Path) -> None:
+    write_s2(root, child(0, None), child(1, 0), child(2, 1), child(3, 0))
+    bring(store, root)
+    for gone in tree(store)[1:3]:
+        store.session(SESSION).delete(gone)
+    store.gc()
+    write_s2(root, child(0, None), child(1, 0), child(2, 1), child(3, 0), child(4, 0))
+    result = bring(store, root)
+    assert (result.checkpoints, result.known, len(result.skipped)) == (1, 2, 2)
+    assert family(store) == {0: None, 3: 0, 4: 0}
+
+
+def test_a_deleted_session_does_not_come_back(home: Home, root: Path) -> None:
+    S1.fill(root, 2)
+    S1.fill(root, 1, "other")
+    home.session("mine").save({})
+    bring(home.store, root)
+    for name in (SESSION, "mine"):
+        home.session(name).delete()
+    S1.fill(root, 1, "mine")  # what had this name was never imported
+    result = bring(home.reopened(), root)
+    assert (result.sessions, result.checkpoints, result.known) == (2, 1, 1)
+    assert "deleted" in why(result, f"session {SESSION!r}")
+    assert [info.name for info in home.store.sessions()] == ["mine", "other"]
+    home.session(SESSION).undo()
+    assert bring(home.store, root) == Imported(3, 0, 4, (), ())
+    home.session(SESSION).delete()
+    home.store.gc()
+    assert bring(home.store, root).checkpoints == 2
+
+
+def test_one_session_does_not_stop_the_others(home: Home, root: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        S1.fill(root, 1, name)
+    bring(home.store, root)
+    home.spoil_checkpoint(1, name="b")
+    for name in ("a", "b", "c", "e"):
+        S1.fill(root, 2, name)
+    with home.reopened().session("a").run():
+        result = import_(home.another(), root)
+    assert (result.sessions, result.checkpoints) == (4, 3)
+    assert "is run by" in why(result, "session 'a'")
+    assert "checkpoint 1" in why(result, "session 'b'")
+    assert len(result.skipped) == 2
+
+
+def test_s0_cost_that_no_checkpoint_can_have(store: holdfast.Store, root: Path) -> None:
+    costs = [s0_data(n, cost_estimate=cost) for n, cost in enumerate([-1.7e308, 1.7e308])]
+    paths = write_s0(root, *costs)
+    S0.fill(root, 1, "other")
+    result = bring(store, root)
+    assert (result.sessions, result.checkpoints) == (2, 2)
+    assert "cost" in why(result, str(paths[1].relative_to(root)))
 
 
 @every_format

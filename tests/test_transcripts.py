@@ -1464,6 +1464,32 @@ def test_what_was_pruned_does_not_come_back(store: holdfast.Store, root: Path, f
 
 
 @every_format
+def test_a_deleted_session_does_not_come_back(
+    store: holdfast.Store, root: Path, format: str
+) -> None:
+    path = write(root / "talk.jsonl", FORMATS[format](2))
+    bring(store, path)
+    store.session("s1").delete()
+    result = bring(store, path)
+    assert counts(result) == (0, 0, 0)
+    [(where, reason)] = result.skipped
+    assert (where, "deleted" in reason) == ("session 's1'", True)
+    store.gc()
+    assert bring(store, path).checkpoints == 2
+
+
+def test_a_busy_session_does_not_stop_the_others(home: Home, root: Path) -> None:
+    write(root / "talk.jsonl", chat_lines(2))
+    bring(home.store, root)
+    write(root / "talk.jsonl", [*chat_lines(3), {"id": "s2", "messages": chat(1)}])
+    with home.session("s1").run():
+        result = import_(home.another(), root)
+    assert counts(result) == (2, 1, 2)
+    [(where, reason)] = result.skipped
+    assert (where, "is run by" in reason) == ("session 's1'", True)
+
+
+@every_format
 def test_what_was_deleted_is_listed(store: holdfast.Store, root: Path, format: str) -> None:
     bring(store, write(root / "talk.jsonl", FORMATS[format](3)))
     _, second, third = tree(store)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import apsw
+import ormsgpack
 import pytest
 
 import holdfast
 from holdfast.backends.files_reader import blob_path
-from holdfast.codec import records
+from holdfast.codec import nodes, records, values
 from holdfast.errors import SessionNotFound
 from tests.home import TEXT, Home
 from tests.test_transfer import facts
@@ -95,6 +97,44 @@ def test_journals_of_which_something_was_freed_meanwhile(here: Home, there: Home
     with there.session().run() as more:
         more.step("goes on", lambda: 1)
     assert there.store.verify().ok
+
+
+def test_a_made_up_copy_of_a_session_that_is_there(here: Home, there: Home, tmp_path: Path) -> None:
+    """Of the same ids and hashes, but with another root."""
+    here.session("s").save({"doc": TEXT * 40, "log": [TEXT] * 40})
+    here.session("z").save({"doc": TEXT * 41})
+    here.store.copy(there.store, sessions=["s"])
+    number, row = here._number("s"), newest(here)
+    flat = values.encode(TEXT * 41)
+    other = nodes.Blob(sha256(flat).digest(), len(flat)).stored
+    rope = row.root[row.root.index(b"\xa3log") + 4 :]
+    fields = ormsgpack.unpackb(rope, ext_hook=lambda _, data: ormsgpack.unpackb(data))
+    fields[6] = []
+    tailless = nodes.reference(nodes.ROPE_TAG, ormsgpack.packb(fields))
+    made_up = [b"\x80", b"\x92" + other + rope, b"\x92" + rope + other]
+    for n, root in enumerate([*made_up, row.root.replace(rope, tailless)]):
+        plant(here, number, row, root)
+        path = tmp_path / f"{n}.jsonl"
+        here.store.export(path)
+        assert [name for name, _ in there.store.import_(path).skipped] == ["s"]
+        assert names(there) == ["s", "z"]
+    assert there.store.verify(read_data=True).ok
+
+
+def newest(home: Home) -> records.Row:
+    backend: Any = home.store.backend
+    number = home._number("s")
+    [(seq, id, body)] = backend.checkpoints(number, 1, 9, 9)
+    return records.unseal_checkpoint(number, seq, id, body)
+
+
+def plant(home: Home, number: int, row: records.Row, root: bytes) -> None:
+    backend: Any = home.store.backend
+    r = row.record
+    body = records.seal_checkpoint(
+        number, r.seq, r.id, row.meta, r.hash, row.line, r.size, r.added, root, r.skip
+    )
+    backend._checkpoints[number][r.seq] = (r.id, body)
 
 
 # -- there -------------------------------------------------------------------------------------

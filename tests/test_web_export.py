@@ -150,5 +150,9 @@ def test_a_file_that_is_there_is_left_alone(tmp_path):
             exporting.export(store, ["nothing"], str(tmp_path / "n.html"))
         with pytest.raises(Unavailable):
             exporting.export(store, ["s"], str(tmp_path / "nowhere" / "n.html"))
+        with pytest.raises(InvalidRequest, match="exists already"):
+            late = tmp_path / "late.html"
+            exporting.export(store, ["s"], str(late), lambda *_: late.touch())
     assert path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.db", "s.html"]
+    assert late.read_bytes() == b""
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.db", "late.html", "s.html"]

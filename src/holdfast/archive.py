@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,8 +23,9 @@ from holdfast.backends.files import MARKER, FilesBackend
 from holdfast.backends.files_hints import hint, read_hint
 from holdfast.backends.files_text import lay_out
 from holdfast.codec import portable, values
+from holdfast.codec.rows import RATIO, SMALL
 from holdfast.errors import Corrupt, InvalidRequest, StoreNotFound, Unavailable, UnsupportedFormat
-from holdfast.transfer import Transferred, listed, transfer
+from holdfast.transfer import Transferred, listed, telling, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +40,8 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST = 768 << 20
 """Bytes of a line. The biggest value has 512 MB, and some more as JSON."""
 _CHUNK = 1 << 20
+_SKIPPED, _ROOM = b"\x50\x2a\x4d\x18", 64 << 10
+"""How a frame begins that readers of zstd skip, and the least it is good for."""
 # Nothing else is ever written from a file that somebody hands us.
 _PLACES = re.compile(
     r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}\.json"
@@ -56,25 +60,19 @@ def export(
     progress: Progress | None,
     new_store: Callable[[FilesBackend], Store],
 ) -> Transferred:
-    if os.path.lexists(path):
-        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+    refuse_taken(path)
     if not path.parent.is_dir():
         raise Unavailable(f"the folder {path.parent} does not exist")
     as_file = path.name.endswith(_SUFFIXES)
-    with _beside(path) as draft, _translated(path):
+    with telling(progress) as tell, _beside(path) as draft, _translated(path):
         with new_store(FilesBackend(draft, durability="normal" if as_file else "full")) as copy:
-            done = transfer(store.backend, copy, sessions, progress)
+            done = transfer(store.backend, copy, sessions, tell)
             names = [info.name for info in copy.sessions()]
         if as_file:
-            file = draft.with_name(f"{draft.name}.file")
-            try:
-                _write(draft, file, names, compress=path.name.endswith(".zst"))
-                os.link(file, path)
-            finally:
-                file.unlink(missing_ok=True)
+            new_file(path, partial(_write, draft, names, compress=path.name.endswith(".zst")))
         else:
             os.rename(draft, path)
-        disk.sync(path.parent)
+            disk.sync(path.parent)
     return done
 
 
@@ -91,12 +89,12 @@ def import_(
             return transfer(source.backend, store, names, progress)
     if not path.is_file():
         raise StoreNotFound(f"there is no file {path}", hint="check the path")
-    with _beside(path) as draft, _translated(path):
+    with telling(progress) as tell, _beside(path) as draft, _translated(path):
         promised, problems = _unpack(path, draft)
         with new_store(FilesBackend(draft, read_only=True)) as source:
             lost = {*promised} - {info.name for info in source.sessions()}
             wanted = None if names is None else [name for name in names if name not in lost]
-            done = transfer(source.backend, store, wanted, progress)
+            done = transfer(source.backend, store, wanted, tell)
     told = [
         (name, "it is missing in the file")
         for name in promised
@@ -121,7 +119,8 @@ def is_export(path: str) -> bool:
 def _beside(path: Path) -> Iterator[Path]:
     """A place for a draft, on the same disk where that can be written."""
     folder = path.parent if os.access(path.parent, os.W_OK) else Path(tempfile.gettempdir())
-    draft = folder / f".{path.name[:100]}.{secrets.token_hex(6)}.new"
+    name = path.name.encode(errors="ignore")[:100].decode(errors="ignore")
+    draft = folder / f".{name}.{secrets.token_hex(6)}.new"
     try:
         yield draft
     finally:
@@ -141,16 +140,46 @@ def _translated(path: Path) -> Iterator[None]:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _write(draft: Path, path: Path, names: list[str], *, compress: bool) -> None:
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as raw:
-        if compress:
-            with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
-                _write_lines(draft, out, names)
-        else:
-            _write_lines(draft, raw, names)
-        raw.flush()
-        disk.sync_handle(raw.fileno())
+def refuse_taken(path: Path) -> None:
+    if os.path.lexists(path):
+        raise InvalidRequest(f"{path} exists already", hint="choose another path")
+
+
+def new_file(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """A whole file or none. What somebody else has put there meanwhile is left alone."""
+    try:
+        disk.create(path, write)
+    except FileExistsError:
+        refuse_taken(path)
+        raise
+
+
+def _write(draft: Path, names: list[str], raw: BinaryIO, *, compress: bool) -> None:
+    if compress:
+        with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as out:
+            _write_lines(draft, _Honest(raw, out), names)
+    else:
+        _write_lines(draft, raw, names)
+
+
+class _Honest:
+    """Compresses no better than a reader believes: what is too small is made longer by nothing."""
+
+    def __init__(self, raw: BinaryIO, out: Any) -> None:
+        self._raw, self._out = raw, out
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        for at in range(0, len(data), _CHUNK):
+            part = data[at : at + _CHUNK]
+            self._size += len(part)
+            if self._size > SMALL and self._size > RATIO * self._raw.tell():
+                self._out.flush(zstandard.FLUSH_FRAME)
+                lacking = self._size // RATIO + 1 - self._raw.tell()
+                if lacking > 0:
+                    room = max(lacking, _ROOM)
+                    self._raw.write(_SKIPPED + room.to_bytes(4, "little") + bytes(room))
+            self._out.write(part)
 
 
 def _write_lines(draft: Path, out: Any, names: list[str]) -> None:
@@ -186,7 +215,7 @@ def _unpack(path: Path, draft: Path) -> tuple[list[str], str]:
     folders: dict[str, str] = {}
     bad: list[int] = []
     with path.open("rb") as raw, _opened(raw) as file:
-        lines = _lines(file)
+        lines = _lines(file, raw)
         names = _promised(path, next(lines, b""))
         for n, line in enumerate(lines, start=2):
             place, text = _parsed(line)
@@ -211,17 +240,21 @@ def _opened(raw: BinaryIO) -> Iterator[Any]:
     packed = raw.read(len(_ZSTD)) == _ZSTD
     raw.seek(0)
     if packed:
-        with zstandard.ZstdDecompressor().stream_reader(raw) as file:
+        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
             yield file
     else:
         yield raw
 
 
-def _lines(file: Any) -> Iterator[bytes]:
+def _lines(file: Any, raw: BinaryIO) -> Iterator[bytes]:
     """Whole lines, each within bounds; a last one that was cut off comes as it is."""
     held = bytearray()
+    size = 0
     try:
         while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            if size > max(SMALL, RATIO * raw.tell()):
+                raise Corrupt("the file expands to more than its size allows")
             start = 0
             while (stop := chunk.find(b"\n", start)) >= 0:
                 held += chunk[start:stop]
@@ -238,7 +271,7 @@ def _lines(file: Any) -> Iterator[bytes]:
 
 
 def _promised(path: Path, line: bytes) -> list[str]:
-    with suppress(ValueError, TypeError, LookupError, Corrupt):
+    with suppress(ValueError, TypeError, LookupError, MemoryError, Corrupt):
         first = portable.loads(line)
         if first["holdfast"] == "export":
             if first["format"] > FORMAT:
@@ -252,7 +285,7 @@ def _parsed(line: bytes) -> tuple[re.Match[str] | None, bytes]:
         entry = portable.loads(line)
         place = _PLACES.fullmatch(entry["in"])
         return place, portable.dumps(entry["is"])
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, MemoryError):
         return None, b""
 
 
@@ -267,7 +300,7 @@ def _safe(place: re.Match[str], folders: dict[str, str]) -> str:
 
 def _laid_out(text: bytes) -> bytes:
     """A checkpoint's file as the store of files has it, a field a line."""
-    with suppress(ValueError):
+    with suppress(ValueError, MemoryError):
         shown = portable.loads(text)
         if type(shown) is dict:
             return lay_out(shown)

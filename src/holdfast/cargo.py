@@ -6,7 +6,7 @@ Streams get numbers of the other store; what was copied once is not copied again
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ormsgpack
 from ormsgpack import Ext
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Part = tuple[list[RowWrite], list[tuple[bytes, bytes, bool]]]
 
 CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 2_000
+T = TypeVar("T")
 
 
 class Cargo:
@@ -294,14 +295,16 @@ class Pairing:
         self._pair(ours.root, theirs.root)
 
     def _pair(self, ours: bytes, theirs: bytes) -> None:
-        for (tag, mine), (_, other) in zip(_references(ours), _references(theirs), strict=True):
-            if tag == ROPE_TAG:
+        for (tag, mine), (same, other) in _paired(_references(ours), _references(theirs)):
+            if tag == same == ROPE_TAG:
                 self._ropes(parse_rope(mine), parse_rope(other))
+            elif tag != same or mine != other:
+                raise _unlike()
             elif tag == BLOB_TAG:
                 self._cargo.blobs.add(parse_blob(mine).hash)
 
     def _ropes(self, ours: Rope, theirs: Rope) -> None:
-        for mine, other in zip(ours.tails, theirs.tails, strict=True):
+        for mine, other in _paired(ours.tails, theirs.tails):
             if mine.line == self._line:
                 self._cargo.goes_on(mine.stream, other.stream)
         for stream, same, first, count in _aligned(ours.extents, theirs.extents):
@@ -313,9 +316,20 @@ class Pairing:
         """Items may hold references in turn."""
         mine, refs = self._cargo.items(ours[0], ours[1], ours[1] + ours[2])
         if refs:
-            for a, b in zip(mine, _items(self._theirs, [theirs])[0], strict=True):
+            for a, b in _paired(mine, _items(self._theirs, [theirs])[0]):
                 cut = wire.string_length(a, 0) if kind == DICT else 0
                 self._pair(a[cut:], b[cut:])
+
+
+def _paired(ours: Sequence[T], theirs: Sequence[T]) -> Iterator[tuple[T, T]]:
+    """What a checkpoint has in both stores. A file that was made up may say anything."""
+    if len(ours) != len(theirs):
+        raise _unlike()
+    return zip(ours, theirs, strict=True)
+
+
+def _unlike() -> Conflict:
+    return Conflict("the other store has another state under the same hash")
 
 
 def _aligned(

@@ -58,7 +58,7 @@ def transfer(
         raise InvalidRequest("a store cannot be copied to itself")
     sessions: set[int] = set()
     checkpoints = 0
-    with _read(source, target.backend) as reader:
+    with telling(progress) as tell, _read(source, target.backend) as reader:
         wanted = listed(names)
         for _ in range(_TRIES):
             copy = _Copy(source, reader, target)
@@ -66,8 +66,7 @@ def transfer(
             skipped: list[tuple[str, str]] = []
             try:
                 for done, number in enumerate(numbers):
-                    if progress is not None:
-                        progress(done, len(numbers))
+                    tell(done, len(numbers))
                     try:
                         copy.session(number)
                     except (*UNREADABLE, Conflict) as e:
@@ -78,10 +77,31 @@ def transfer(
                 known = copy.known - checkpoints
                 sessions |= copy.sessions
                 checkpoints += copy.checkpoints
-            if progress is not None:
-                progress(len(numbers), len(numbers))
+            tell(len(numbers), len(numbers))
             return Transferred(len(sessions), checkpoints, known, tuple(skipped))
     raise Unavailable("gc goes on in the other store", hint="copy again when it is done")
+
+
+@contextmanager
+def telling(progress: Progress | None) -> Iterator[Progress]:
+    """A callback's own errors come out as they are, whatever is made of errors in between."""
+    theirs: list[BaseException] = []
+
+    def tell(done: int, total: int) -> None:
+        try:
+            if progress is not None:
+                progress(done, total)
+        except BaseException as e:
+            theirs.append(e)
+            raise
+
+    try:
+        yield tell
+    except BaseException:
+        if not theirs:
+            raise
+    for error in theirs:
+        raise error
 
 
 @contextmanager

@@ -23,7 +23,7 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Self
+    from typing import BinaryIO, Self
 
 HAS_LOCKS = fcntl is not None
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "9p", "fuse.sshfs", "glusterfs"}
@@ -99,6 +99,23 @@ def replace(path: Path | str, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync(parent)
+
+
+def create(path: Path | str, write: Callable[[BinaryIO], None]) -> None:
+    """A new file, which is wholly there or not at all; FileExistsError if there is one by then."""
+    parent = os.path.dirname(os.path.abspath(path))
+    draft = f"{parent}/{TEMPORARY}{os.urandom(8).hex()}"
+    handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            sync_handle(handle)
+        os.link(draft, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+    sync(parent)
 
 
 class Batch:

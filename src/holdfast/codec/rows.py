@@ -32,7 +32,8 @@ _FLAGS = [bytes((n,)) for n in range(256)]
 PLAIN, FAST, DENSE = 0, 1, 3
 """How hard to compress: not at all, quickly, or well (a zstd level)."""
 _COMPRESS_FROM = 128
-_SMALL = 16 << 20
+SMALL, RATIO = 16 << 20, 1000
+"""What n compressed bytes may expand to: SMALL or RATIO times n, whichever is more."""
 _local = threading.local()  # zstd contexts are not safe to share between threads
 
 
@@ -63,7 +64,7 @@ def seal(kind: int, address: int, payload: bytes, flags: int = 0, level: int = F
 
 def _bound(packed: int) -> int:
     """What so many compressed bytes may expand to. Beyond it rows are stored as they are."""
-    return min(max(_SMALL, 1000 * packed), MAX_VALUE + _SMALL)
+    return min(max(SMALL, RATIO * packed), MAX_VALUE + SMALL)
 
 
 def unseal(kind: int, address: int, row: bytes, what: str) -> tuple[int, bytes]:

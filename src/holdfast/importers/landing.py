@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast import lineage
 from holdfast.checkpoint import Checkpoint
-from holdfast.errors import KeyTaken, NotFound, NotSerializable
+from holdfast.codec import records
+from holdfast.errors import (
+    UNREADABLE,
+    Conflict,
+    InvalidRequest,
+    KeyTaken,
+    NotFound,
+    NotSerializable,
+)
 from holdfast.importers.foreign import Entry, Findings, Foreign, Unsound
 from holdfast.model import Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast import Session, Store
 
 PROVENANCE = "imported"
 """The name in `meta` under which an imported checkpoint says where it is from."""
+DELETED = "it was imported and deleted: undo() that, or gc() and import it again"
 
 
 @dataclass(frozen=True)
@@ -47,10 +60,15 @@ def land(store: Store, format: str, entries: list[Entry], findings: Findings) ->
     for entry in entries:
         by_session.setdefault(entry.session, []).append(entry)
     landings = []
+    deleted = deleted_sessions(store, format)
     for name in sorted(by_session):
-        landing = _Landing(store, format, name, findings)
-        landing.run(arrange(by_session[name], findings))
-        landings.append(landing)
+        if name in deleted:
+            findings.skip(f"session {name!r}", DELETED)
+            continue
+        with alone(name, findings):
+            landing = _Landing(store, format, name, findings)
+            landings.append(landing)
+            landing.run(arrange(by_session[name], findings))
     return Imported(
         sum(1 for landing in landings if landing.new or landing.known),
         sum(landing.new for landing in landings),
@@ -58,6 +76,33 @@ def land(store: Store, format: str, entries: list[Entry], findings: Findings) ->
         tuple(findings.skipped),
         tuple(where for landing in landings for where in landing.unverified),
     )
+
+
+@contextmanager
+def alone(name: str, findings: Findings) -> Iterator[None]:
+    """One session of an import: what is wrong with it is listed, and the others go on."""
+    try:
+        yield
+    except (Conflict, InvalidRequest, NotSerializable, *UNREADABLE) as e:
+        findings.skip(f"session {name!r}", e.message)
+
+
+def deleted_sessions(store: Store, format: str) -> set[str]:
+    """Names that are free again, but belonged to imported sessions which are not freed yet."""
+    names = set()
+    with store.backend.reader() as reader:
+        after = records.deleted_name(0, b"")
+        while page := reader.sessions(after, lineage.PAGE):
+            for number, raw, _ in page:
+                former = records.former_name(number, raw)
+                if former is None or reader.session(former) is not None:
+                    continue
+                with suppress(NotFound, *UNREADABLE):
+                    head = lineage.Place(number, lineage.read_head(reader, number)[1].seq)
+                    if is_from(format, lineage.read_row(reader, head).record.extra.get("meta")):
+                        names.add(records.decode_name(former))
+            after = page[-1][1]
+    return names
 
 
 def arrange(entries: list[Entry], findings: Findings) -> list[tuple[Entry, Entry | None]]:
@@ -108,15 +153,25 @@ class _Landing:
         self._session = store.session(name)
         head = self._session.head if self._session.exists() else None
         self._head = None if head is None else Spot(head.id, head.meta)
-        self._foreign_head = head is not None and not self._is_ours(head)
+        self._foreign_head = head is not None and not is_from(format, head.meta)
+        tree = [] if head is None else list(self._session.tree())
+        self._there = {c.key: c for c in tree if is_from(format, c.meta)}
+        self._ids = {c.id for c in tree}
+        self._lacks = bool(tree) and tree[-1].seq > len(tree)
 
     def run(self, plan: list[tuple[Entry, Entry | None]]) -> None:
         spots: dict[tuple[str, str], Spot | None] = {}
         lost: set[tuple[str, str]] = set()
+        gone = self._gone(plan)
         for entry, parent in plan:
             above = self._head if parent is None else spots[parent.key]
             before = self.new
-            spot = self._find_or_save(entry, above)
+            if entry.key in gone:
+                spot = None
+                why = "older than what is left here: it was pruned, or deleted"
+                self._findings.skip(entry.where, f"{why}; import into another store")
+            else:
+                spot = self._find_or_save(entry, above)
             spots[entry.key] = spot or above
             if spot is None:
                 lost.add(entry.key)
@@ -128,17 +183,49 @@ class _Landing:
                 else:
                     continue
                 self._findings.skip(entry.where, f"{why}; the checkpoint follows {above.id}")
-        newest = spots[max((entry for entry, _ in plan), key=_order).key]
+        newest = spots[max((entry for entry, _ in plan if entry.key not in gone), key=_order).key]
         if self.new and newest and self._head and newest.id != self._head.id:
             self._session.rewind(newest.id)  # something older was saved after it
 
+    def _gone(self, plan: list[tuple[Entry, Entry | None]]) -> set[tuple[str, str]]:
+        """What an import has brought and is here no more.
+
+        It led to something whose parent is gone; or it led to nothing that is left, and is older
+        than that. Of a session that lacks nothing, what is not there was never imported.
+        """
+        found = {entry.key: self._find(entry)[1] for entry, _ in plan}
+        above = {entry.key: parent for entry, parent in plan}
+        known = [entry for entry, _ in plan if found[entry.key] is not None]
+        gone: set[tuple[str, str]] = set()
+        led: set[tuple[str, str]] = set()
+        for entry in known if self._lacks else ():
+            it, parent = found[entry.key], above[entry.key]
+            lost = it is not None and it.parent is not None and it.parent not in self._ids
+            while parent is not None and found[parent.key] is None:
+                if parent.key in (gone if lost else led):
+                    break
+                led.add(parent.key)
+                if lost:
+                    gone.add(parent.key)
+                parent = above[parent.key]
+        newest = max(map(_order, known), default=()) if self._lacks else ()
+        older = {e.key for e, _ in plan if found[e.key] is None and _order(e) < newest}
+        return gone | (older - led)
+
+    def _find(self, entry: Entry) -> tuple[str, Checkpoint | None]:
+        """The key of an entry, and the checkpoint that an import has made of it."""
+        key = f"{self._format}:{entry.id}"
+        longer = f"{key}:{entry.digest}"
+        found = self._there.get(key)
+        if found is not None and found.meta[PROVENANCE].get("sha256") == entry.digest:
+            return key, found
+        if found is not None or longer in self._there:  # the id was used twice
+            return longer, self._there.get(longer)
+        return key, None
+
     def _find_or_save(self, entry: Entry, above: Spot | None) -> Spot | None:
         """The entry's checkpoint; None if it cannot be had, which is reported."""
-        key = f"{self._format}:{entry.id}"
-        found = self._get(key)
-        if found is not None and found.meta[PROVENANCE].get("sha256") != entry.digest:
-            key = f"{key}:{entry.digest}"  # the id was used twice
-            found = self._get(key)
+        key, found = self._find(entry)
         if found is not None:
             self.known += 1
         elif self._foreign_head:
@@ -152,16 +239,6 @@ class _Landing:
             self.unverified.append(entry.where)
         return Spot(found.id, found.meta)
 
-    def _get(self, key: str) -> Checkpoint | None:
-        """The checkpoint of this key, if an import has made it."""
-        if self._head is None:
-            return None
-        try:
-            found = self._session.get(f"key:{key}")
-        except NotFound:
-            return None
-        return found if self._is_ours(found) else None
-
     def _save(self, entry: Entry, key: str, above: Spot | None) -> Checkpoint | None:
         try:
             foreign = entry.again()
@@ -173,7 +250,7 @@ class _Landing:
             goes_on = above is None or self._head is None or above.id == self._head.id
             parent = None if goes_on or above is None else above.id
             saved = session.save(foreign.state, parent=parent, key=key, **fields)
-        except (Unsound, NotSerializable) as e:
+        except (Unsound, NotSerializable, InvalidRequest) as e:
             self._findings.skip(entry.where, getattr(e, "message", e))
             return None
         except KeyTaken:
@@ -182,6 +259,7 @@ class _Landing:
             return None
         self.new += 1
         self._head = Spot(saved.id, saved.meta)
+        self._there[key] = saved
         return saved
 
     def _handle(self, agent: str | None) -> Session:
@@ -197,9 +275,11 @@ class _Landing:
             note[PROVENANCE] = meta[PROVENANCE]
         return meta | {PROVENANCE: note}
 
-    def _is_ours(self, checkpoint: Checkpoint) -> bool:
-        note = checkpoint.meta.get(PROVENANCE)
-        return isinstance(note, dict) and note.get("format") == self._format
+
+def is_from(format: str, meta: Any) -> bool:
+    """Whether an import of this format has made a checkpoint, by its `meta`."""
+    note = meta.get(PROVENANCE) if isinstance(meta, dict) else None
+    return isinstance(note, dict) and note.get("format") == format
 
 
 def _usage(meta: dict[str, Any], above: Spot | None, foreign: Foreign) -> Usage:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.checkpoint import Checkpoint
 from holdfast.errors import KeyTaken
 from holdfast.importers.foreign import Findings, Unsound, merged
-from holdfast.importers.landing import PROVENANCE, Imported
+from holdfast.importers.landing import (
+    DELETED,
+    PROVENANCE,
+    Imported,
+    alone,
+    deleted_sessions,
+    is_from,
+)
 from holdfast.importers.transcripts import Files
 from holdfast.model import ToolCall, Usage
 from holdfast.runs.messages import dangling
@@ -87,16 +94,24 @@ class Landed:
     def __init__(self, store: Store, format: str, findings: Findings) -> None:
         self._store, self._format, self._findings = store, format, findings
         self._sessions: set[str] = set()
+        self._deleted = deleted_sessions(store, format)
         self._new = self._known = 0
 
     def land(self, name: str, thread: Thread, parent: str | None = None) -> None:
         """Save what is new in a thread."""
-        landing = _Landing(self._store, self._format, name, parent, thread.where, self._findings)
-        landing.run(thread)
-        self._new += landing.new
-        self._known += landing.known
-        if landing.new or landing.known:
-            self._sessions.add(name)
+        if name in self._deleted:
+            self._findings.skip(f"session {name!r}", DELETED)
+            return
+        with alone(name, self._findings):
+            given = name, parent, thread.where, self._findings
+            landing = _Landing(self._store, self._format, *given)
+            try:
+                landing.run(thread)
+            finally:
+                self._new += landing.new
+                self._known += landing.known
+                if landing.new or landing.known:
+                    self._sessions.add(name)
 
     def result(self) -> Imported:
         skipped = tuple(self._findings.skipped)
@@ -149,8 +164,8 @@ class _Landing:
         self._format, self._where, self._findings = format, where, findings
         self._session = store.session(name, parent=parent)
         self._head = self._session.head if self._session.exists() else None
-        self._foreign_head = self._head is not None and not self._is_ours(self._head)
-        ours = [c for c in self._session.tree() if self._is_ours(c)] if self._head else []
+        self._foreign_head = self._head is not None and not is_from(format, self._head.meta)
+        ours = [c for c in self._session.tree() if is_from(format, c.meta)] if self._head else []
         self._there = {checkpoint.key: checkpoint for checkpoint in ours}
         self._late: list[Note] = []
         """What came to turns that are known, since they were imported."""
@@ -299,10 +314,6 @@ class _Landing:
 
     def _place(self, node: Node) -> str:
         return f"{self._where}: line {node.items[-1].number}" if node.items else self._where
-
-    def _is_ours(self, checkpoint: Checkpoint) -> bool:
-        note = checkpoint.meta.get(PROVENANCE)
-        return isinstance(note, dict) and note.get("format") == self._format
 
 
 def _cover(nodes: list[Node], tip: Node | None) -> None:

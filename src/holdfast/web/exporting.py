@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import __version__, parts, shapes
-from holdfast.backends import disk
-from holdfast.errors import UNREADABLE, InvalidRequest, Unavailable
+from holdfast import __version__, archive, parts, shapes
+from holdfast.errors import UNREADABLE, Unavailable
 from holdfast.model import STATUSES
 from holdfast.source import StoredSource
 from holdfast.transfer import Transferred
@@ -39,11 +37,10 @@ def export(
     progress: Callable[[int, int], None] | None = None,
 ) -> Transferred:
     """Write the page of these sessions to a new file."""
-    if os.path.lexists(path):
-        raise InvalidRequest(f"{path} exists already", hint="choose another path")
-    text = page(store, sessions, progress)
+    archive.refuse_taken(Path(path))
+    text = page(store, sessions, progress).encode()
     try:
-        disk.replace(os.path.abspath(path), text.encode())
+        archive.new_file(Path(path), lambda file: file.writelines([text]))
     except OSError as e:
         raise Unavailable(f"cannot write {path}: {e}") from e
     count = sum(len(store.session(name)) for name in sessions)
