@@ -34,7 +34,9 @@ _NOT_NOW = {"53300", "57P03"}
 """Too many connections; starting up or shutting down."""
 _CUT = {"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"}
 
+# Who waits for a lock has to see what was done under it: with any other isolation he would not.
 _SETTINGS = """SELECT set_config('search_path', quote_ident(%s), false),
+set_config('default_transaction_isolation', 'read committed', false),
 set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
 set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
