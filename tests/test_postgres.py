@@ -355,6 +355,30 @@ def test_after_a_fork_both_go_on(store: holdfast.Store) -> None:
     assert store.verify().ok
 
 
+def test_a_connection_that_was_interrupted_as_it_prepared(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server knows of the statement by its name, and we do not."""
+    link = backend_of(store)._target.connect()
+    with monkeypatch.context() as patch:
+
+        def answered(self: Link) -> None:
+            real(self)
+            raise KeyboardInterrupt
+
+        for _ in range(2):
+            link.rows("SELECT 1")
+        real = Link._answer
+        patch.setattr(Link, "_answer", answered)
+        with pytest.raises(KeyboardInterrupt):
+            link.rows("SELECT 1")
+    for query in ("SELECT 1", "SELECT 2"):
+        for _ in range(4):
+            assert link.rows(query) == [(int(query[-1]),)]
+    assert link.rows("SELECT count(*) FROM pg_prepared_statements") == [(3,)]
+    link.close()
+
+
 # -- statements ------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,7 @@ class Link(psycopg.Connection[Any]):
         super().__init__(*args, **options)
         self._uses: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
+        self._named = 0
         self._transformer: abc.Transformer | None = None
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> PGresult:
@@ -86,9 +87,10 @@ class Link(psycopg.Connection[Any]):
     def _prepare(self, query: str, values: Sequence[Any]) -> bytes:
         """The name of a statement; empty if it is not used often, or there are too many."""
         uses = self._uses[query] = self._uses.get(query, 0) + 1
-        if uses < _PREPARED_FROM or len(self._names) >= _PREPARED_MOST:
+        if uses < _PREPARED_FROM or self._named >= _PREPARED_MOST:
             return b""
-        name = b"holdfast_%d" % len(self._names)
+        self._named += 1  # before it is sent: of one that was interrupted the server may know
+        name = b"holdfast_%d" % self._named
         self.pgconn.send_prepare(name, wire.numbered(query), wire.types_of(values))
         self._answer()
         self._names[query] = name
