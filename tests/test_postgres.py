@@ -227,6 +227,26 @@ def test_no_password_is_told(store: holdfast.Store, url: str) -> None:
         assert "hunter2" not in errors_of(partial(holdfast.open, each, timeout=2))
 
 
+@pytest.mark.parametrize("password", [
+    "hunter/2", "hunter@2", "1/hunter", "a:hunter/2", "1:/hunter@2", "1,2/hunter",
+])  # fmt: skip
+def test_a_password_that_is_not_encoded_is_not_told(password: str) -> None:
+    """What it is cut into looks like a host, a port or a database."""
+    url = f"postgresql://agent:{password}@127.0.0.1:1/agents"
+    told = errors_of(partial(holdfast.open, url, timeout=1))
+    assert "hunter" not in told
+    assert "InvalidRequest" in told
+
+
+@pytest.mark.parametrize("url", [
+    "postgresql://me%40realm:a%40b%2Fc%3A@h/d%40e%2Ff", "postgresql://a:1,b:2/d",
+    "postgresql:///d?host=@abstract&port=5", "postgresql://me:a:b@h,i/d?user=x@y",
+    "postgresql://%2Frun%2Fpg/d", "postgres://[::1]:5/d",
+])  # fmt: skip
+def test_addresses_that_are_encoded(url: str) -> None:
+    Target.parse(url, None, timeout=1, read_only=False, durability="full")
+
+
 def test_secrets_are_masked_whatever_the_server_says() -> None:
     url = "postgresql://me:hunter2@localhost/db?sslpassword=hunter3"
     target = Target.parse(url, None, timeout=1, read_only=False, durability="full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -133,6 +134,12 @@ def _is_name(schema: Any) -> bool:
         return False
 
 
+def _is_torn(base: str, port: str) -> bool:
+    """Whether a password that was not encoded ended too early: its rest is taken for a place."""
+    server, _, name = base.partition("://")[2].partition("/")
+    return server.count("@") > 1 or "@" in name or not re.fullmatch("[0-9,]*", port)
+
+
 class Target(NamedTuple):
     """Which store on which server, and how to talk to it."""
 
@@ -165,6 +172,11 @@ class Target(NamedTuple):
             raise InvalidRequest(
                 "not a PostgreSQL address", hint="postgresql://user:password@host:5432/database"
             ) from None
+        if _is_torn(base, str(given.get("port") or "")):
+            raise InvalidRequest(
+                "not a PostgreSQL address: its parts cannot be told from each other",
+                hint="percent-encode the password: %40 for @, %2F for /, %3A for :, %3F for ?",
+            )
         wait = str(max(2, min(10, int(timeout / 3))))  # libpq knows nothing shorter
         defaults: dict[str, Any] = {
             "application_name": "holdfast",
