@@ -18,9 +18,9 @@ from psycopg import sql
 
 import holdfast
 from holdfast.backends import postgres_schema, postgres_signals, postgres_writer
-from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.backends.base import Change, Gone, Jot, Moved, Notes
 from holdfast.backends.postgres import PostgresBackend
-from holdfast.backends.postgres_link import Link, Target
+from holdfast.backends.postgres_link import Link, Target, Unconfirmed, is_cut
 from holdfast.backends.postgres_reader import PostgresReader
 from holdfast.codec.streams import RowWrite
 from holdfast.errors import (
@@ -769,6 +769,52 @@ def test_a_commit_that_was_made_is_a_success(
     assert store.verify().ok
 
 
+WARN = "DO $$ BEGIN RAISE WARNING 'not everywhere'; END $$"
+
+
+def test_a_warning_at_the_end_of_a_transaction_is_a_doubt(store: holdfast.Store) -> None:
+    """As a cut: so a server tells that somebody has canceled its wait for a standby."""
+    with backend_of(store)._target.connect() as link:
+        for ask in (link.ask, link.execute):
+            with pytest.raises(Unconfirmed, match="not everywhere") as caught:
+                ask(WARN)
+            assert is_cut(caught.value)
+            link.execute("DO $$ BEGIN RAISE NOTICE 'well'; END $$")
+        with link.transaction():
+            link.execute(WARN)
+
+
+@pytest.mark.parametrize("kind", ["append", "with a key", "fork", "rewind"])
+def test_a_commit_with_a_warning_is_looked_for(
+    store: holdfast.Store, schema: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    session = store.session("s")
+    session.save({"log": []})
+    session.append("log", 0)
+    before, looked = changes(store), list[Change | Jot]()
+    real = postgres_writer.landed
+
+    def landed(link: Link, change: Change | Jot) -> bool | None:
+        looked.append(change)
+        return real(link, change)
+
+    monkeypatch.setattr(postgres_writer, "landed", landed)
+    with postgres.admin(search=schema) as link:
+        link.execute(
+            "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE WARNING 'not everywhere'; RETURN NULL; END $$; "
+            "CREATE CONSTRAINT TRIGGER warning AFTER INSERT OR UPDATE ON heads "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION warn()"
+        )
+        try:
+            ACTS[kind](session)
+        finally:
+            link.execute("DROP FUNCTION warn CASCADE")
+    assert len(looked) == 1
+    assert changes(store) == before + 1
+    assert store.verify().ok
+
+
 def test_a_commit_whose_head_moved_on_since(
     store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -807,7 +853,7 @@ def test_a_head_alone_that_moved_on_cannot_be_told(
             raise psycopg.OperationalError("the connection was cut")
 
     monkeypatch.setattr(postgres_writer, "write", write)
-    with pytest.raises(Unavailable, match="broke in a commit"):
+    with pytest.raises(Unavailable, match="outcome of a commit"):
         backend.commit(Change(number, b"h1", b"h2"))
     with pytest.raises(Moved):
         backend.commit(Change(number, b"h1", b"h2"))

@@ -25,7 +25,13 @@ from holdfast.backends import postgres_writer as writer
 from holdfast.backends.base import Backend, Change, Gone, Moved, Reader
 from holdfast.backends.group import Group, Member
 from holdfast.backends.postgres_indexes import rehash
-from holdfast.backends.postgres_link import Link, Target, is_cut, is_worth_another_try
+from holdfast.backends.postgres_link import (
+    Link,
+    Target,
+    Unconfirmed,
+    is_cut,
+    is_worth_another_try,
+)
 from holdfast.backends.postgres_pool import Connections
 from holdfast.backends.postgres_reader import PostgresReader
 from holdfast.backends.postgres_signals import Listener, Notifier
@@ -246,7 +252,7 @@ class PostgresBackend(Backend):
 
     def _unknown(self, e: psycopg.Error) -> Unavailable:
         return Unavailable(
-            f"the connection to {self.path} broke in a commit: {self._target.plain(e)}",
+            f"the outcome of a commit to {self.path} is unknown: {self._target.plain(e)}",
             hint="the change may have been made or not; refresh() and look before trying again",
         )
 
@@ -310,6 +316,8 @@ class PostgresBackend(Backend):
             link.execute(sql)
         except (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.DeadlockDetected) as e:
             logger.warning("%s on %s was left out: %s", sql, self.path, self._target.plain(e))
+        except Unconfirmed as e:  # so one is told that one may not VACUUM
+            logger.debug("%s on %s: %s", sql, self.path, self._target.plain(e))
 
     # -- small things --------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -13,7 +14,7 @@ import psycopg
 from psycopg import conninfo, generators
 from psycopg import errors as pg
 from psycopg.adapt import Transformer
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 
 from holdfast.backends import postgres_wire as wire
 from holdfast.errors import Corrupt, HoldfastError, InvalidRequest, Unavailable
@@ -42,8 +43,16 @@ set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false
 set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
 ELSE current_setting('synchronous_commit') END, false)"""
+_WARNING = "01000"
 _PREPARED_FROM, _PREPARED_MOST = 3, 200
 """From its third use on a statement is prepared, if not too many are."""
+
+
+class Unconfirmed(psycopg.OperationalError):
+    """The server has warned at the end of a transaction: it may be less than durable.
+
+    So it does if somebody cancels its wait for a standby, and then tells of success all the same.
+    """
 
 
 class Link(psycopg.Connection[Any]):
@@ -66,6 +75,8 @@ class Link(psycopg.Connection[Any]):
         self._names: dict[str, bytes] = {}
         self._named = 0
         self._transformer: abc.Transformer | None = None
+        self._warnings: list[str] = []
+        self.add_notice_handler(partial(_note, self._warnings))
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> PGresult:
         """The answer to one statement, to which numbers, bytes and lists of either are bound.
@@ -120,10 +131,21 @@ class Link(psycopg.Connection[Any]):
             left = max(0.0, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(left, timeout)
         try:
-            return super().wait(gen, interval, timeout)
+            answer = super().wait(gen, interval, timeout)
         except pg._WaitTimeout:
             self.pgconn.finish()
             raise psycopg.OperationalError("the server does not answer") from None
+        if self._warnings:
+            warning = self._warnings.pop()
+            self._warnings.clear()
+            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+                raise Unconfirmed(warning)
+        return answer
+
+
+def _note(warnings: list[str], notice: pg.Diagnostic) -> None:
+    if notice.sqlstate == _WARNING:
+        warnings.append(notice.message_primary or "")
 
 
 def _is_name(schema: Any) -> bool:
