@@ -18,9 +18,10 @@ from psycopg import sql
 
 import holdfast
 from holdfast.backends import postgres_link, postgres_schema, postgres_signals, postgres_writer
-from holdfast.backends.base import Change, Gone, Moved, Notes
+from holdfast.backends.base import Change, Gone, Jot, Moved, Notes
 from holdfast.backends.postgres import PostgresBackend
-from holdfast.backends.postgres_link import Link, Target
+from holdfast.backends.postgres_link import Link, Target, Unconfirmed, is_cut
+from holdfast.backends.postgres_pool import Single
 from holdfast.backends.postgres_reader import PostgresReader
 from holdfast.codec.streams import RowWrite
 from holdfast.errors import (
@@ -227,6 +228,26 @@ def test_no_password_is_told(store: holdfast.Store, url: str) -> None:
         assert "hunter2" not in errors_of(partial(holdfast.open, each, timeout=2))
 
 
+@pytest.mark.parametrize("password", [
+    "hunter/2", "hunter@2", "1/hunter", "a:hunter/2", "1:/hunter@2", "1,2/hunter",
+])  # fmt: skip
+def test_a_password_that_is_not_encoded_is_not_told(password: str) -> None:
+    """What it is cut into looks like a host, a port or a database."""
+    url = f"postgresql://agent:{password}@127.0.0.1:1/agents"
+    told = errors_of(partial(holdfast.open, url, timeout=1))
+    assert "hunter" not in told
+    assert "InvalidRequest" in told
+
+
+@pytest.mark.parametrize("url", [
+    "postgresql://me%40realm:a%40b%2Fc%3A@h/d%40e%2Ff", "postgresql://a:1,b:2/d",
+    "postgresql:///d?host=@abstract&port=5", "postgresql://me:a:b@h,i/d?user=x@y",
+    "postgresql://%2Frun%2Fpg/d", "postgres://[::1]:5/d",
+])  # fmt: skip
+def test_addresses_that_are_encoded(url: str) -> None:
+    Target.parse(url, None, timeout=1, read_only=False, durability="full")
+
+
 def test_secrets_are_masked_whatever_the_server_says() -> None:
     url = "postgresql://me:hunter2@localhost/db?sslpassword=hunter3"
     target = Target.parse(url, None, timeout=1, read_only=False, durability="full")
@@ -274,6 +295,31 @@ def test_without_a_timeout_of_statements(
     monkeypatch.setattr(postgres_link, "_SETTINGS", without)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_statement_that_takes_too_long_is_ended(url, store)
+
+
+def test_a_statement_that_takes_too_long_is_told_from_a_lock(store: holdfast.Store) -> None:
+    target = backend_of(store)._target
+    with target.connect() as link, pytest.raises(Unavailable, match="took too long") as caught:
+        link.execute("SET statement_timeout = 1")
+        with target.translated():
+            link.execute("SELECT pg_sleep(9)")
+    assert "timeout=" in str(caught.value.hint)
+
+
+def test_more_than_a_message_holds_is_refused_before_it_is_sent(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_writer, "_LARGEST", 100_000)
+    session = store.session("s")
+    session.save({"n": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_writer, "write", cut)
+        with pytest.raises(InvalidRequest, match="too many for one save") as caught:
+            session.save({"noise": [os.urandom(60_000) for _ in range(2)]})
+    assert "in parts" in str(caught.value.hint)
+    session.save({"noise": [os.urandom(60_000)]})
+    assert session.step == 2
+    assert store.verify().ok
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -377,6 +423,30 @@ def test_after_a_fork_both_go_on(store: holdfast.Store) -> None:
     assert session.load() == {"n": 19}
     assert store.session("child").load() == {"log": [*range(20)]}
     assert store.verify().ok
+
+
+def test_a_connection_that_was_interrupted_as_it_prepared(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server knows of the statement by its name, and we do not."""
+    link = backend_of(store)._target.connect()
+    with monkeypatch.context() as patch:
+
+        def answered(self: Link) -> None:
+            real(self)
+            raise KeyboardInterrupt
+
+        for _ in range(2):
+            link.rows("SELECT 1")
+        real = Link._answer
+        patch.setattr(Link, "_answer", answered)
+        with pytest.raises(KeyboardInterrupt):
+            link.rows("SELECT 1")
+    for query in ("SELECT 1", "SELECT 2"):
+        for _ in range(4):
+            assert link.rows(query) == [(int(query[-1]),)]
+    assert link.rows("SELECT count(*) FROM pg_prepared_statements") == [(3,)]
+    link.close()
 
 
 # -- statements ------------------------------------------------------------------------------------
@@ -749,6 +819,52 @@ def test_a_commit_that_was_made_is_a_success(
     assert store.verify().ok
 
 
+WARN = "DO $$ BEGIN RAISE WARNING 'not everywhere'; END $$"
+
+
+def test_a_warning_at_the_end_of_a_transaction_is_a_doubt(store: holdfast.Store) -> None:
+    """As a cut: so a server tells that somebody has canceled its wait for a standby."""
+    with backend_of(store)._target.connect() as link:
+        for ask in (link.ask, link.execute):
+            with pytest.raises(Unconfirmed, match="not everywhere") as caught:
+                ask(WARN)
+            assert is_cut(caught.value)
+            link.execute("DO $$ BEGIN RAISE NOTICE 'well'; END $$")
+        with link.transaction():
+            link.execute(WARN)
+
+
+@pytest.mark.parametrize("kind", ["append", "with a key", "fork", "rewind"])
+def test_a_commit_with_a_warning_is_looked_for(
+    store: holdfast.Store, schema: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    session = store.session("s")
+    session.save({"log": []})
+    session.append("log", 0)
+    before, looked = changes(store), list[Change | Jot]()
+    real = postgres_writer.landed
+
+    def landed(link: Link, change: Change | Jot) -> bool | None:
+        looked.append(change)
+        return real(link, change)
+
+    monkeypatch.setattr(postgres_writer, "landed", landed)
+    with postgres.admin(search=schema) as link:
+        link.execute(
+            "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE WARNING 'not everywhere'; RETURN NULL; END $$; "
+            "CREATE CONSTRAINT TRIGGER warning AFTER INSERT OR UPDATE ON heads "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION warn()"
+        )
+        try:
+            ACTS[kind](session)
+        finally:
+            link.execute("DROP FUNCTION warn CASCADE")
+    assert len(looked) == 1
+    assert changes(store) == before + 1
+    assert store.verify().ok
+
+
 def test_a_commit_whose_head_moved_on_since(
     store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -787,7 +903,7 @@ def test_a_head_alone_that_moved_on_cannot_be_told(
             raise psycopg.OperationalError("the connection was cut")
 
     monkeypatch.setattr(postgres_writer, "write", write)
-    with pytest.raises(Unavailable, match="broke in a commit"):
+    with pytest.raises(Unavailable, match="outcome of a commit"):
         backend.commit(Change(number, b"h1", b"h2"))
     with pytest.raises(Moved):
         backend.commit(Change(number, b"h1", b"h2"))
@@ -806,8 +922,60 @@ def test_an_outcome_that_stays_unknown_says_so(
         assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("kind", ["append", "with a key"])
+def test_what_was_never_sent_is_in_no_doubt(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """All connections are in use, and no other can be made."""
+    with holdfast.open(url, timeout=0.5, pool_size=1) as other:
+        session = other.session("s")
+        session.save({"log": []})
+        session.append("log", 0)
+        connections = backend_of(other)._connections
+        with connections._saver.lock:
+            connections._saver.release()
+        inside, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with other.backend.reader():
+                inside.set()
+                done.wait()
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        inside.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(Single, "_connect", cut)
+            with pytest.raises(Unavailable, match="couldn't get a connection") as caught:
+                ACTS[kind](session)
+        assert "may have been made" not in str(caught.value.hint)
+        done.set()
+        holding.join()
+        ACTS[kind](session)
+        assert session.step == 3
+
+
 def cut(*args: Any) -> None:
     raise psycopg.OperationalError("the connection was cut")
+
+
+def test_who_sends_much_waits_for_what_the_server_says(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says after `timeout` that it takes too long: but it begins to count when all is there."""
+    real, patience = postgres_writer.write, list[float | None]()
+
+    def write(link: Link, change: Change) -> None:
+        patience.append(link.patience)
+        real(link, change)
+
+    monkeypatch.setattr(postgres_writer, "write", write)
+    with holdfast.open(url, timeout=5.0) as other:
+        other.session("s").save({"noise": os.urandom(3_000_000)})
+        assert patience[0] is not None
+        assert 9.0 <= patience[0] < 9.5
+        with backend_of(other)._connections.lend(time.monotonic() + 5) as link:
+            assert link.patience == 6.0
 
 
 def test_a_server_that_does_not_answer(url: str, store: holdfast.Store) -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ import pytest
 from psycopg import sql
 
 import holdfast
+from holdfast.backends import postgres_gc
+from holdfast.backends.base import Gone, Trim
+from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Target
 from holdfast.backends.postgres_schema import TABLES
+from holdfast.codec.records import COPIED
 from holdfast.errors import InvalidRequest, Unavailable
 from tests import postgres
-
-from .test_group import until
+from tests.test_group import until
 
 PAGE = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text("utf-8")
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
 NAME = "a\0b\ud800 ü 漢"
 
 
@@ -42,6 +47,12 @@ def made(encoding: str) -> Iterator[str]:
         finally:
             drop = sql.SQL("DROP DATABASE {} WITH (FORCE)")
             link.execute(drop.format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.schema() as name:
+        yield name
 
 
 @pytest.fixture(params=["SQL_ASCII", "LATIN1"])
@@ -83,13 +94,29 @@ def test_names_beside_ours_may_be_of_any_encoding() -> None:
         holdfast.open(database).close()
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_what_was_copied_while_gc_waited_is_seen(schema: str, level: str) -> None:
+    """Whatever isolation is the default: gc would free what the copy has brought."""
+    options = quote(f"-c default_transaction_isolation={level}".replace(" r", "\\ r"))
+    url = f"{postgres.server_url()}?options={options}"
+    with (
+        holdfast.open(url, schema=schema, create=True) as store,
+        ThreadPoolExecutor() as threads,
+        postgres.admin(url) as link,
+    ):
+        assert link.execute("SHOW transaction_isolation").fetchall() == [(level,)]
+        backend = store.backend
+        assert isinstance(backend, PostgresBackend)
+        with backend._target.connect() as copier, copier.transaction():
+            postgres_gc._exclude(copier, schema, "pg_advisory_xact_lock_shared")
+            freeing = threads.submit(backend.trim, Trim([], [], copied=0))
+            until(lambda: link.execute(WAITS).fetchall() != [])
+            postgres_gc._turn(copier, COPIED)
+        with pytest.raises(Gone):
+            freeing.result()
+
+
 # -- roles -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    with postgres.schema() as name:
-        yield name
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -12,7 +14,7 @@ import psycopg
 from psycopg import conninfo, generators
 from psycopg import errors as pg
 from psycopg.adapt import Transformer
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 
 from holdfast.backends import postgres_wire as wire
 from holdfast.errors import Corrupt, HoldfastError, InvalidRequest, Unavailable
@@ -28,19 +30,30 @@ _T = TypeVar("_T")
 
 _DAMAGE = {"42P01", "42703", "42804", "42P10", "XX001", "XX002"}
 """A table, column or index that the schema has is missing, or what is in it cannot be read."""
-_AGAIN = {"40001", "40P01", "55P03", "57014"}
+_CANCELED = "57014"
+_AGAIN = {"40001", "40P01", "55P03", _CANCELED}
 """Given up for the sake of others, or after a timeout: nothing was written."""
 _NOT_NOW = {"53300", "57P03"}
 """Too many connections; starting up or shutting down."""
 _CUT = {"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"}
 
+# Who waits for a lock has to see what was done under it: with any other isolation he would not.
 _SETTINGS = """SELECT set_config('search_path', quote_ident(%s), false),
+set_config('default_transaction_isolation', 'read committed', false),
 set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false),
 set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
 ELSE current_setting('synchronous_commit') END, false)"""
+_WARNING = "01000"
 _PREPARED_FROM, _PREPARED_MOST = 3, 200
 """From its third use on a statement is prepared, if not too many are."""
+
+
+class Unconfirmed(psycopg.OperationalError):
+    """The server has warned at the end of a transaction: it may be less than durable.
+
+    So it does if somebody cancels its wait for a standby, and then tells of success all the same.
+    """
 
 
 class Link(psycopg.Connection[Any]):
@@ -61,7 +74,10 @@ class Link(psycopg.Connection[Any]):
         super().__init__(*args, **options)
         self._uses: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
+        self._named = 0
         self._transformer: abc.Transformer | None = None
+        self._warnings: list[str] = []
+        self.add_notice_handler(partial(_note, self._warnings))
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> PGresult:
         """The answer to one statement, to which numbers, bytes and lists of either are bound.
@@ -84,9 +100,10 @@ class Link(psycopg.Connection[Any]):
     def _prepare(self, query: str, values: Sequence[Any]) -> bytes:
         """The name of a statement; empty if it is not used often, or there are too many."""
         uses = self._uses[query] = self._uses.get(query, 0) + 1
-        if uses < _PREPARED_FROM or len(self._names) >= _PREPARED_MOST:
+        if uses < _PREPARED_FROM or self._named >= _PREPARED_MOST:
             return b""
-        name = b"holdfast_%d" % len(self._names)
+        self._named += 1  # before it is sent: of one that was interrupted the server may know
+        name = b"holdfast_%d" % self._named
         self.pgconn.send_prepare(name, wire.numbered(query), wire.types_of(values))
         self._answer()
         self._names[query] = name
@@ -107,6 +124,11 @@ class Link(psycopg.Connection[Any]):
         self._transformer.set_pgresult(result)
         return self._transformer.load_rows(0, result.ntuples, tuple)
 
+    def take_your_time(self) -> None:
+        """For what takes as long as there is much of it."""
+        self.execute("SET statement_timeout = 0")
+        self.patience = None
+
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         if timeout is not None:  # the caller's own, who knows what to make of it
             return super().wait(gen, interval, timeout)
@@ -115,10 +137,21 @@ class Link(psycopg.Connection[Any]):
             left = max(0.0, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(left, timeout)
         try:
-            return super().wait(gen, interval, timeout)
+            answer = super().wait(gen, interval, timeout)
         except pg._WaitTimeout:
             self.pgconn.finish()
             raise psycopg.OperationalError("the server does not answer") from None
+        if self._warnings:
+            warning = self._warnings.pop()
+            self._warnings.clear()
+            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+                raise Unconfirmed(warning)
+        return answer
+
+
+def _note(warnings: list[str], notice: pg.Diagnostic) -> None:
+    if notice.sqlstate == _WARNING:
+        warnings.append(notice.message_primary or "")
 
 
 def _is_name(schema: Any) -> bool:
@@ -127,6 +160,12 @@ def _is_name(schema: Any) -> bool:
         return isinstance(schema, str) and 0 < len(schema.encode()) < 64 and "\0" not in schema
     except UnicodeEncodeError:
         return False
+
+
+def _is_torn(base: str, port: str) -> bool:
+    """Whether a password that was not encoded ended too early: its rest is taken for a place."""
+    server, _, name = base.partition("://")[2].partition("/")
+    return server.count("@") > 1 or "@" in name or not re.fullmatch("[0-9,]*", port)
 
 
 class Target(NamedTuple):
@@ -161,6 +200,11 @@ class Target(NamedTuple):
             raise InvalidRequest(
                 "not a PostgreSQL address", hint="postgresql://user:password@host:5432/database"
             ) from None
+        if _is_torn(base, str(given.get("port") or "")):
+            raise InvalidRequest(
+                "not a PostgreSQL address: its parts cannot be told from each other",
+                hint="percent-encode the password: %40 for @, %2F for /, %3A for :, %3F for ?",
+            )
         wait = str(max(2, min(10, int(timeout / 3))))  # libpq knows nothing shorter
         defaults: dict[str, Any] = {
             "application_name": "holdfast",
@@ -226,6 +270,11 @@ class Target(NamedTuple):
         code, what = e.sqlstate or "", self.plain(e)
         if code in _DAMAGE:
             return Corrupt(f"the store {self.shown} is damaged: {what}")
+        if code == _CANCELED:
+            return Unavailable(
+                f"the store {self.shown} took too long: {what}",
+                hint="open it with a longer timeout=…, or see in pg_stat_activity what it does",
+            )
         if code in _AGAIN:
             return Unavailable(
                 f"the store {self.shown} is locked by others: {what}",
