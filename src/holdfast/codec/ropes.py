@@ -90,7 +90,8 @@ def entries(rope: Rope, source: Source) -> Struct:
                 start = end - piece.base
                 cut = wire.string_length(entry, 0)
                 keys.append(entry[:cut])
-                children.append(parse(entry[cut:]))
+                value = entry[cut:]
+                children.append(parse(value) if piece.refs else Leaf(value))
         rope.entries = Struct(DICT, tuple(keys), tuple(children))
         _check_size(rope, rope.entries.size - len(rope.header()))
     return rope.entries
