@@ -543,7 +543,7 @@ class Store:
     def _rope(self, payload: bytes, depth: int) -> bytes:
         kind, count, size, digest, head, _debt, tails, spans = decode(payload)
         must(len(tails) % 6 == 0 and len(tails) <= 12 and len(spans) % 3 == 0, "a rope")
-        items: list[bytes] = []
+        items: list[tuple[bytes, bool]] = []
         for stream, first, length in zip(spans[::3], spans[1::3], spans[2::3], strict=True):
             items += self._items(stream, first, length)
         must(len(items) == count, "the number of a rope's items")
@@ -552,47 +552,45 @@ class Store:
             self.seen.add("extents")
         if len(tails) > 6:
             self.seen.add("edits")
-        if kind == 0:
-            flat = _header(0x90, 0xDC, count) + b"".join([self.expand(i, depth + 1) for i in items])
-        elif kind == 1:
-            parts = [_header(0x80, 0xDE, count)]
-            for item in items:
-                cut = skip(item, 0)
-                parts += (item[:cut], self.expand(item[cut:], depth + 1))
-            flat = b"".join(parts)
-        else:
-            flat = head + b"".join(items)
+        parts = {0: [_header(0x90, 0xDC, count)], 1: [_header(0x80, 0xDE, count)], 2: [head]}[kind]
+        for item, refs in items:
+            cut = skip(item, 0) if kind == 1 else 0
+            follow = refs and kind != 2
+            parts += (item[:cut], self.expand(item[cut:], depth + 1) if follow else item[cut:])
+        flat = b"".join(parts)
         must(len(flat) == size, "the size of a rope")
         must(value_hash(flat, root=depth == 0) == digest, "the hash of a rope")
         return flat
 
-    def _items(self, stream: int, first: int, length: int) -> list[bytes]:
+    def _items(self, stream: int, first: int, length: int) -> list[tuple[bytes, bool]]:
+        """Each with whether it may hold references."""
         base, stop = stream << 24, first + length
         (start,) = self._one(
             "SELECT max(pos) FROM items WHERE pos BETWEEN ? AND ?", base, base + first
         )
         must(start is not None, "missing items")
-        at, items = first, []
+        at, items = first, list[tuple[bytes, bool]]()
         for pos, body in self._all(
             "SELECT pos, body FROM items WHERE pos >= ? AND pos < ? ORDER BY pos",
             start,
             base + stop,
         ):
             low = pos - base
-            held = self._row(pos, body)
+            held, refs = self._row(pos, body)
             must(low <= at < low + len(held), "missing items")
             run = held[at - low : stop - low]
-            items += run
+            items += [(item, refs) for item in run]
             at += len(run)
         must(at == stop, "missing items")
         return items
 
-    def _row(self, pos: int, body: bytes) -> list[bytes]:
+    def _row(self, pos: int, body: bytes) -> tuple[list[bytes], bool]:
         flags, data = unseal(ITEMS, pos, body)
-        if flags & REFS:
+        refs = bool(flags & REFS)
+        if refs:
             self.seen.add("refs")
         if not flags & MANY:
-            return [data]
+            return [data], refs
         cut = 4 + int.from_bytes(data[:4], "big")
         lengths = decode(data[4:cut])
         self.seen.add("pack")
@@ -601,7 +599,7 @@ class Store:
             items.append(data[cut : cut + n])
             cut += n
         must(lengths and cut == len(data), "a table of lengths")
-        return items
+        return items, refs
 
 
 def _header(small: int, big: int, count: int) -> bytes:

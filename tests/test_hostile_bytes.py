@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 import holdfast
+from holdfast import parts
 from holdfast.codec import nodes, records, rows, values, wire
 from holdfast.codec.streams import STREAM_BITS
 from holdfast.errors import Corrupt, HoldfastError, Unavailable, UnsupportedFormat
+from holdfast.series import Series
+from holdfast.web import exporting
 
 from .exact import PAD, python
 
@@ -160,7 +163,7 @@ def test_a_row_at_another_address_is_refused(kind, address):
         rows.unseal(kind, address, sealed, "row")
 
 
-META, SIZE, ROOT = 1, 3, 5  # where these are in a record
+META, LINE, SIZE, ROOT = 1, 2, 3, 5  # where these are in a record
 
 
 def saved_record(session: holdfast.Session) -> tuple[int, bytes, list[Any]]:
@@ -174,7 +177,9 @@ def saved_record(session: holdfast.Session) -> tuple[int, bytes, list[Any]]:
     return number, id, ormsgpack.unpackb(rows.unseal(rows.CHECKPOINT, at, body, "record")[1])
 
 
-def plant(root: bytes, streams: dict[int, list[bytes]], size: int = 1000) -> Any:
+def plant(
+    root: bytes, streams: dict[int, list[bytes]], size: int = 1000, unflagged: Sequence[int] = ()
+) -> Any:
     """A session whose second checkpoint has the given root, and items that it may refer to."""
     store = holdfast.open("memory:", cache_bytes=0)
     session = store.session("s")
@@ -186,7 +191,8 @@ def plant(root: bytes, streams: dict[int, list[bytes]], size: int = 1000) -> Any
     body = row(rows.CHECKPOINT, records.checkpoint_address(number, 2, id), ormsgpack.packb(fields))
     backend._checkpoints[number][2] = (id, body)
     for stream, items in streams.items():
-        sealed = rows.seal_items(stream << STREAM_BITS, items, refs=True, level=rows.PLAIN)
+        refs = stream not in unflagged
+        sealed = rows.seal_items(stream << STREAM_BITS, items, refs, level=rows.PLAIN)
         backend._streams[stream], backend._starts[stream] = {0: sealed}, [0]
     return store.session("s")
 
@@ -253,6 +259,84 @@ def test_without_a_budget_they_would_laugh(monkeypatch):
     monkeypatch.setattr("holdfast.codec.load._Loader._spend", lambda self, count: None)
     root, streams = laughs(4)
     assert len(plant(root, streams).load()["x"]) == 10
+
+
+SECRET = rope([(200, 0, 1)], size=8)
+ENTRY = b"\xa1a" + SECRET
+LISTED, ENTERED = 1 + len(SECRET), 1 + len(ENTRY)
+HIDDEN: dict[str, tuple[bytes, dict[int, list[bytes]], list[int]]] = {
+    "fragments": (
+        rope([(100, 0, 1)], nodes.RAW, LISTED), {100: [b"\x91" + SECRET]}, [100],
+    ),
+    "fragments that are flagged": (
+        rope([(100, 0, 1)], nodes.RAW, LISTED), {100: [b"\x91" + SECRET]}, [],
+    ),
+    "a list": (rope([(100, 0, 1)], nodes.LIST, LISTED), {100: [SECRET]}, [100]),
+    "a dict": (rope([(100, 0, 1)], nodes.DICT, ENTERED), {100: [ENTRY]}, [100]),
+    "a dict of the size that it would have": (
+        rope([(100, 0, 1)], nodes.DICT, 1 + 2 + 8), {100: [ENTRY]}, [100],
+    ),
+    "one row of a list": (
+        rope([(101, 0, 1), (100, 0, 1)], size=500), {100: [SECRET], 101: [b"\x01"]}, [100],
+    ),
+    "one row of a dict": (
+        rope([(101, 0, 1), (100, 0, 1)], nodes.DICT, 500),
+        {100: [ENTRY], 101: [b"\xa1b\x01"]},
+        [100],
+    ),
+}  # fmt: skip
+READS: dict[str, Callable[[Any], Any]] = {
+    "load": lambda s: s.load(),
+    "one of a series": lambda s: Series(s.store.backend, "s").load(s.head),
+    "diff": lambda s: [*s.diff("@~1")],
+    "save": lambda s: (s.save({"x": [1, PAD]}), s.load()),
+    "a part": lambda s: parts.whole(s.store.backend, s.head, ("x", 0)),
+    "a part by name": lambda s: parts.whole(s.store.backend, s.head, ("x", "a")),
+    "the last of a list": lambda s: parts.items(s.store.backend, s.head, ("x",), None, 1),
+    "a page": lambda s: parts.read(s.store.backend, s.head, ("x",), 0, 9),
+    "a search": lambda s: len([*s.store.find(text="secret")]) * "secret",
+    "an exported page": lambda s: exporting.page(s.store, ["s"]),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_references_where_none_should_be_are_not_followed(case):
+    """A copy to another store does not look for them there: they may lead to anybody's data."""
+    root, streams, unflagged = HIDDEN[case]
+    streams = streams | {200: [b"\xa6secret"]}
+    session = plant(b"\x81\xa1x" + root, streams, unflagged=unflagged)
+    with pytest.raises(Corrupt):
+        session.load()
+    for read in READS.values():
+        session = plant(b"\x81\xa1x" + root, streams, unflagged=unflagged)
+        assert "secret" not in repr(only_ours(read, session))
+
+
+def test_references_where_they_should_be_are_followed():
+    """The same, with flags: what the test above finds is not for another reason."""
+    for case in ("a list", "one row of a list", "one row of a dict"):
+        root, streams, _ = HIDDEN[case]
+        session = plant(b"\x81\xa1x" + root, streams | {200: [b"\xa6secret"]})
+        assert "secret" in repr(session.load())
+        mixed = plant(b"\x81\xa1x" + root, streams | {200: [b"\xa6secret"]}, unflagged=[101])
+        assert mixed.load() == session.load()
+        assert Series(mixed.store.backend, "s").load(mixed.head) == session.load()
+
+
+@pytest.mark.parametrize("case", ["fragments that are flagged", "a list", "a dict"])
+def test_what_could_be_followed_later_is_not_copied(case):
+    """Where a list goes on, rows become one with a flag for all: by an append, or by gc."""
+    root, streams, unflagged = HIDDEN[case]
+    _, _, fields = saved_record(plant(b"\x80", {}))
+    given = nodes.parse_rope(ormsgpack.unpackb(root, ext_hook=lambda _, data: data))
+    tail = nodes.Tail(fields[LINE], 100, 1, 0, 0, 50)
+    going_on = nodes.Rope(given.kind, 1, given.size, bytes(32), given.extents, (tail,)).stored
+    for stored in (going_on, root)[: 1 if unflagged else 2]:
+        session = plant(b"\x81\xa1x" + stored, streams, unflagged=unflagged)
+        session.store.session("z").save({"n": 1})
+        with holdfast.open("memory:") as other:
+            assert [name for name, _ in session.store.copy(other).skipped] == ["s"]
+            assert [info.name for info in other.sessions()] == ["z"]
 
 
 def only_ours(call: Callable[..., Any], *args: Any) -> Any:

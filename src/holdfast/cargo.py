@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.backends.base import Backend, Reader
-    from holdfast.codec.nodes import Extent, Rope
+    from holdfast.codec.nodes import Extent, Rope, Tail
     from holdfast.codec.records import Row
     from holdfast.codec.streams import RowWrite
 
@@ -131,6 +131,18 @@ class Cargo:
         """Items, and whether any may hold references."""
         return _items(self._data, [(stream, low, high - low)])
 
+    def check_tail(self, kind: int, tail: Tail) -> None:
+        """Corrupt if items are missing that a list goes on from, or hold what they should not.
+
+        Whoever packs them says of all that they hold references if any of them does.
+        """
+        extent = tail.stream, tail.small, tail.end - tail.small
+        for piece in streams.pieces(self._data, [extent]):
+            if kind != RAW and not piece.refs:
+                count = len(piece.ends)
+                header = wire.map_header(count) if kind == DICT else wire.array_header(count)
+                values.decode(header + piece.data)
+
     def damaged_blobs(self, blobs: dict[bytes, int]) -> set[bytes]:
         """Those that the other store has, but damaged."""
         if not blobs:
@@ -190,7 +202,7 @@ class Load:
             for tail in rope.tails:
                 if tail.line == self._line:
                     if tail.small < tail.end:
-                        self._cargo.items(tail.stream, tail.small, tail.end)  # or it is not there
+                        self._cargo.check_tail(rope.kind, tail)
                     self._cuts.setdefault(tail.stream, set()).update((tail.small, tail.loose))
                     own = self._cargo.spans(tail.stream, self._cargo.own(tail.stream))
                     self._need(rope, tail.stream, own.missing(tail.small, tail.end))
@@ -201,8 +213,10 @@ class Load:
         kind, spans = self._ranges.setdefault(stream, (rope.kind, Spans()))
         for start, stop in [new for part in lacking for new in spans.add(*part)]:
             items, refs = self._cargo.items(stream, start, stop)
+            if refs and kind == RAW:
+                raise Corrupt(f"fragments in stream {stream} are said to hold references")
             self.size += sum(map(len, items))
-            for item in items if refs and kind != RAW else ():
+            for item in items if refs else ():
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 values.decode(item[cut:], self._follow)
 
@@ -273,7 +287,7 @@ class Load:
     ) -> Iterator[RowWrite]:
         stream, low, high = part
         items, refs = self._cargo.items(stream, low, high)
-        if refs and kind != RAW:
+        if refs:
             for n, item in enumerate(items):
                 cut = wire.string_length(item, 0) if kind == DICT else 0
                 items[n] = item[:cut] + self.remapped(item[cut:])

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast.codec import ropes, streams, values
-from holdfast.codec.load import load
+from holdfast.codec.load import load_node
 from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def diff(a: Node, b: Node, source: Source) -> Diff:
 
 
 def _value(node: Node, source: Source) -> Any:
-    return load(node.stored, node.size, source)
+    return load_node(node, source)
 
 
 def _nodes(a: Node, b: Node, path: tuple[Step, ...], source: Source) -> Iterator[Change]:

@@ -339,7 +339,9 @@ class _Text:
     def _in_item(self, rope: Rope, item: bytes, refs: bool, source: StoredSource) -> bool:  # noqa: FBT001
         if rope.kind == DICT:
             cut = wire.string_length(item, 0)
-            return self._in_bytes(item[:cut]) or self.within(parse(item[cut:]), source)
+            if self._in_bytes(item[:cut]):
+                return True
+            item = item[cut:]
         return self.within(parse(item), source) if refs else self._in_bytes(item)
 
     def _in_bytes(self, flat: bytes) -> bool:

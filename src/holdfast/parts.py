@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast import lineage
 from holdfast.blame import at
 from holdfast.codec import ropes, streams, values
-from holdfast.codec.load import load
+from holdfast.codec.load import load_node
 from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
 from holdfast.codec.records import encode_name
 from holdfast.errors import CheckpointNotFound, NotFound
@@ -88,7 +88,7 @@ def _node(reader: Reader, source: Source, of: Checkpoint, path: tuple[str | int,
 
 
 def _value(node: Node, source: Source) -> Any:
-    return load(node.stored, node.size, source)
+    return load_node(node, source)
 
 
 def _list(node: Node, source: Source) -> Rope | list[Node] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.codec import streams, values
-from holdfast.codec.nodes import BLOB_TAG, LIST, RAW, ROPE_TAG, Rope, parse_blob, parse_rope
+from holdfast.codec import streams, values, wire
+from holdfast.codec.nodes import BLOB_TAG, DICT, LIST, RAW, ROPE_TAG, Leaf, parse_blob, parse_rope
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
-    from holdfast.codec.streams import Source
+    from holdfast.codec.nodes import Node, Rope
+    from holdfast.codec.streams import Piece, Source
 
 _SLACK = 1 << 16
 
@@ -22,6 +23,13 @@ def load(stored: bytes, size: int, source: Source, known: Known | None = None) -
     known from then on.
     """
     return _Loader(source, size, known).value(stored)
+
+
+def load_node(node: Node, source: Source) -> Any:
+    """The value of a node. In a leaf are no references, whatever looks like one."""
+    if isinstance(node, Leaf):
+        return values.decode(node.flat)
+    return load(node.stored, node.size, source)
 
 
 class Run(NamedTuple):
@@ -116,19 +124,43 @@ class _Loader:
         return values.decode_tag(tag, data)
 
     def _rope(self, rope: Rope) -> Any:
-        parts = [rope.header()]
-        refs = False
-        held = 0
+        pieces: list[Piece] = []
+        held, flagged = 0, 0
         for piece in streams.pieces(self._source, rope.extents):
             held += len(piece.data)
             if held > 2 * rope.size + _SLACK:
                 raise Corrupt("a rope's items are more than its size")
-            parts.append(piece.data)
-            refs = refs or piece.refs
-        stored = b"".join(parts)
-        if len(stored) != rope.size and (rope.kind == RAW or not refs):
+            pieces.append(piece)
+            flagged += piece.refs
+        refs = flagged and rope.kind != RAW
+        if refs and flagged < len(pieces):
+            return self._mixed(rope.kind, pieces)
+        stored = b"".join([rope.header(), *[piece.data for piece in pieces]])
+        if len(stored) != rope.size and not refs:
             raise Corrupt("a rope's items do not add up to its size")
-        return values.decode(stored, self._hook)
+        # Nobody has looked after references where none should be: they may lead anywhere.
+        return values.decode(stored, self._hook if refs else None)
+
+    def _mixed(self, kind: int, pieces: list[Piece]) -> Any:
+        """A list or dict of which only some rows hold references: both sorts, each decoded once."""
+        of = {
+            refs: self._some(kind, [p for p in pieces if p.refs is refs]) for refs in (True, False)
+        }
+        taken = {True: 0, False: 0}
+        found: Any = []
+        for piece in pieces:
+            start = taken[piece.refs]
+            taken[piece.refs] = stop = start + len(piece.ends)
+            found += of[piece.refs][start:stop]
+        return dict(found) if kind == DICT else found
+
+    def _some(self, kind: int, pieces: list[Piece]) -> list[Any]:
+        """Items, or entries as pairs, of rows that all hold references, or all do not."""
+        count = sum([len(piece.ends) for piece in pieces])
+        header = wire.map_header(count) if kind == DICT else wire.array_header(count)
+        stored = b"".join([header, *[piece.data for piece in pieces]])
+        found = values.decode(stored, self._hook if pieces[0].refs else None)
+        return [*found.items()] if kind == DICT else found
 
     def _list(self, rope: Rope, known: Known) -> list[Any]:
         """What `_rope` gives for a list, with only those items read that are not known."""
@@ -169,10 +201,11 @@ class _Loader:
             if room < 0:
                 raise Corrupt("a rope's items are more than its size")
             begin = 0
+            hook = self._hook if piece.refs else None
             for end in piece.ends:
                 left = self._budget
                 item = piece.data[begin : end - piece.base]
-                run.values.append(values.decode(item, self._hook))
+                run.values.append(values.decode(item, hook))
                 run.sizes.append(len(item))
                 run.spent.append(left - self._budget)
                 begin = end - piece.base

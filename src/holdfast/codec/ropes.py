@@ -94,7 +94,8 @@ def entries(rope: Rope, source: Source) -> Struct:
                 start = end - piece.base
                 cut = wire.string_length(entry, 0)
                 keys.append(entry[:cut])
-                children.append(parse(entry[cut:]))
+                value = entry[cut:]
+                children.append(parse(value) if piece.refs else Leaf(value))
         found = Struct(DICT, tuple(keys), tuple(children))
         _check_size(rope, found.size - len(rope.header()))
         rope.entries = found

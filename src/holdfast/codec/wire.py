@@ -43,7 +43,7 @@ def header_length(data: bytes) -> int:
 
 def string_length(data: bytes, pos: int) -> int:
     """The length, header included, of the encoded str at `pos`."""
-    first = data[pos]
+    first = data[pos] if pos < len(data) else 0
     if first & 0xE0 == 0xA0:
         return 1 + (first & 0x1F)
     width = {0xD9: 1, 0xDA: 2, 0xDB: 4}.get(first)

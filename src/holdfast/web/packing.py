@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import shapes
 from holdfast.codec import ropes, values
-from holdfast.codec.load import load
+from holdfast.codec.load import load_node
 from holdfast.codec.nodes import DICT, LIST, Node, Rope, Struct
 from holdfast.parts import rope_items
 
@@ -53,7 +53,7 @@ class Pool:
                     f"${key}" if key.startswith("$") else key: child
                     for key, child in zip(keys, children, strict=True)
                 }
-        return self._shared(shapes.value(load(node.stored, node.size, source)))
+        return self._shared(shapes.value(load_node(node, source)))
 
     def _shared(self, shown: Any) -> Any:
         """Long texts, which states have in common, once."""
@@ -79,7 +79,7 @@ class Pool:
                 end = min([r[0] for r in runs if r[0] > at] + [stop])
                 begin = len(self.values)
                 nodes = rope_items([(stream, at, end - at)], source)
-                self.values += [shapes.value(load(n.stored, n.size, source)) for n in nodes]
+                self.values += [shapes.value(load_node(node, source)) for node in nodes]
                 run = (at, end, begin)
                 runs.append(run)
             end = min(run[1], stop)
