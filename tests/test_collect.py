@@ -14,8 +14,8 @@ from holdfast import freeing
 from holdfast.codec.rows import unseal_items
 from holdfast.codec.streams import LOOSE_ITEMS, PACK_ITEMS, STREAM_BITS
 from holdfast.errors import Unavailable
-from holdfast.live import Spans
-from tests.home import Home
+from holdfast.live import Live, Spans
+from tests.home import TEXT, Home
 from tests.test_layout import message, text
 
 if TYPE_CHECKING:
@@ -349,3 +349,40 @@ def test_a_blob_comes_back_while_gc_runs(home: Home) -> None:
         home.store.gc()
     assert home.store.verify(read_data=True).ok
     assert home.reopened().session("t").load() == {"big": big}
+
+
+def test_searches_find_sessions_whose_first_checkpoints_are_freed(home: Home) -> None:
+    """What they go by was said once, when the first of them was saved."""
+    home.session("boss").save({})
+    home.session("kid").save({})
+    kid = home.store.session("kid", agent="planner", parent="boss")
+    for count in (30, 20):  # gc writes the log of a store of files anew, and what it wrote there
+        for n in range(count):
+            kid.save({"n": n}, usage=holdfast.Usage(tokens=1))
+        kid.prune(holdfast.Retention(keep_last=3))
+        home.store.gc()
+        store = home.another()
+        assert len(list(store.find(agent="planner"))) == 3
+        assert store.session("boss").usage().children.tokens == 3
+
+
+def test_sessions_that_are_begun_while_gc_looks(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, mark_all = home.another(), Live.mark_all
+    home.filled(5)
+    home.session("s").delete("@~1")
+    states: dict[str, Any] = {}
+
+    def late(self: Live, tell: Any) -> None:
+        other.session("new").save({"log": [f"{n} {TEXT}" for n in range(30)]})
+        other.session("s").fork("fork").append("log", TEXT)
+        states.update({name: other.session(name).load() for name in ("new", "fork", "s")})
+        mark_all(self, tell)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "mark_all", late)
+        home.store.gc()
+    store = home.reopened()
+    assert {name: store.session(name).load() for name in states} == states
+    assert store.verify(read_data=True).ok

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import threading
+import time
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 import holdfast
 from holdfast.backends import (
     disk,
+    files_backup,
     files_catalog,
+    files_gc,
     files_hints,
     files_ledger,
     files_runs,
@@ -338,6 +341,33 @@ def test_a_link_to_a_folder_keeps_gc_from_nothing(path, opened, inside):
     assert (path / "sessions" / "link").is_symlink()
     assert elsewhere.is_dir()
     loads(opened(), known)
+
+
+@pytest.mark.parametrize("linked", ["checkpoints", "streams", "mine"])
+def test_gc_of_a_session_whose_folders_are_links(path, opened, linked):
+    """The link goes, and what is ours in the folder that it leads to."""
+    store = opened()
+    filled(store, "gone")
+    filled(store, "z")
+    folder, elsewhere = path / "sessions" / "gone" / linked, path.parent / "elsewhere"
+    if linked == "mine":
+        elsewhere.mkdir()
+    else:
+        folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    (elsewhere / "notes.txt").write_text("mine")
+    (elsewhere / ".new-draft").write_text("")
+    (elsewhere / "notes.json").write_text("mine")
+    store.session("gone").append("log", ITEM)
+    for name in ("gone", "z"):
+        store.session(name).delete()
+    assert store.gc().sessions == 2
+    assert store.gc() == (0, 0, 0, 0)
+    assert list(opened().sessions()) == []
+    left = {"notes.txt", "notes.json"} | ({".new-draft"} if linked != "checkpoints" else set())
+    assert set(os.listdir(elsewhere)) == left
+    kept = ["gone"] if linked == "streams" else []  # what is no item may be somebody's
+    assert os.listdir(path / "sessions") == kept
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -920,3 +950,119 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
         pass
     assert len(ages) == 2
     assert max(ages) < 60
+
+
+# -- beside others ---------------------------------------------------------------------------------
+
+
+def test_a_backup_beside_a_run_misses_no_entry(path, opened, monkeypatch):
+    """What the hint tells of has to be in the journal that is copied."""
+    store, known = opened(), files_backup.last_known
+    with opened().session("s").run() as run:
+        run.step("first", int)
+
+        def late(ledger):
+            run.step("second", int)
+            return known(ledger)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files_backup, "last_known", late)
+            assert store.backup(path.parent / "backup").ok
+    with holdfast.open(f"files:{path.parent / 'backup'}") as copy:
+        assert [call.name for call in copy.session("s").calls()] == ["first", "second"]
+
+
+def test_a_draft_that_gets_its_name_while_gc_looks(path, opened, monkeypatch):
+    store = opened()
+    store.session("s").save({"big": ["x" * 9000]})
+    blob = next((path / "blobs").rglob("*.json"))
+    drafts = [blob.with_name(f"{disk.TEMPORARY}{n}") for n in range(2)]
+    for draft in drafts:
+        draft.write_bytes(b"")
+    clock = Mock(time=lambda: [d.unlink(missing_ok=True) for d in drafts] and time.time())
+    monkeypatch.setattr(files_gc, "time", clock)
+    store.gc()
+    assert not any(draft.exists() for draft in drafts)
+    assert store.session("s").load() == {"big": ["x" * 9000]}
+
+
+def test_a_lock_is_given_up_though_a_child_has_a_copy(tmp_path, monkeypatch):
+    """As one has that was forked before its file was known."""
+    held, lock = disk._held, tmp_path / "lock"
+    ours, theirs = os.pipe()
+    children = []
+
+    class Forking:
+        def add(self, file):
+            if not children:
+                children.append(os.fork())
+                if not children[0]:
+                    os.close(theirs)
+                    os.read(ours, 1)
+                    os._exit(0)
+            held.add(file)
+
+        def __iter__(self):
+            return iter(held)
+
+        def clear(self):
+            held.clear()
+
+    monkeypatch.setattr(disk, "_held", Forking())
+    with disk.locked(lock, 0):
+        pass
+    try:
+        with disk.locked(lock, 0):
+            pass
+    finally:
+        os.close(theirs)
+        os.waitpid(children[0], 0)
+        os.close(ours)
+
+
+def test_a_child_does_not_give_up_what_its_parent_has_locked(tmp_path):
+    lock, child = tmp_path / "lock", 0
+    try:
+        with disk.locked(lock, 0):
+            child = os.fork()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+                with pytest.raises(Unavailable), disk.locked(lock, 0):
+                    pass
+    except BaseException:
+        if not child:
+            os._exit(1)
+        raise
+    if not child:
+        os._exit(0)
+
+
+# -- big files -------------------------------------------------------------------------------------
+
+
+def test_files_that_are_longer_than_one_read(path, opened, monkeypatch):
+    """A system gives 2 GiB at most."""
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, size, at: read(handle, min(size, 500), at))
+    known = filled(opened(), appends=9)
+    with opened().session("s").run() as run:
+        for n in range(9):
+            run.step(f"step {n}", int)
+    for suffix in ("log.jsonl", "journal.jsonl", "streams/2.jsonl"):
+        assert (path / "sessions" / "s" / suffix).stat().st_size > 1000
+    write = disk.write_all
+
+    def failing(handle, data, at):
+        write(handle, data, at)
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(disk, "write_all", failing)
+        opened().session("s").label("@", "label")
+    with opened().session("s").run() as run:
+        run.step("another", int)
+    store = opened()
+    loads(store, known)
+    assert len(store.session("s").calls()) == 10
+    assert store.verify(read_data=True).ok
+    assert store.backup(path.parent / "backup").ok

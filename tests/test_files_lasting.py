@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import clock
 from holdfast.backends import disk
-from holdfast.errors import Corrupt
+from holdfast.backends.base import Change
+from holdfast.backends.files_writer import Home
+from holdfast.errors import Corrupt, Unavailable
+from holdfast.live import Live
 from tests.home import TEXT
 
 
@@ -127,3 +134,195 @@ def test_what_was_not_synced_is_not_missed_after_a_power_loss(
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     with soft_at(path) as store, pytest.raises(Corrupt):
         store.session("s").load()
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files of sessions that get the place of others before what is in them is on the disk."""
+    found, synced = list[str](), set[int]()
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(handle: int) -> None:
+        synced.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def replacing(draft: Path | str, path: Path | str) -> None:
+        hint = Path(path).parent.name == "locks" or Path(path).name == "lease"
+        if not hint and os.path.exists(path) and os.stat(draft).st_ino not in synced:
+            found.append(Path(path).name)
+        replace(draft, path)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    return found
+
+
+def replaced_in(path: Path, before: dict[str, int]) -> set[str]:
+    return {name for name, inode in inodes(path).items() if before.get(name, inode) != inode}
+
+
+def inodes(path: Path) -> dict[str, int]:
+    files = (path / "sessions").rglob("*.json*")
+    return {str(file.relative_to(path / "sessions")): file.stat().st_ino for file in files}
+
+
+def test_gc_that_does_without_the_disk_puts_nothing_at_risk(
+    path: Path, unsynced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others have synced stays so, and nothing goes before it lasts that it is freed."""
+    with soft_at(path) as store:
+        for n in range(10):
+            with store.session("s").run() as run:
+                run.step("step", int)
+            store.session("s").save({"log": [f"{i} {TEXT}" for i in range(15 * n, 15 * n + 20)]})
+        session = store.session("s")
+        session.fork("fork")
+        session.prune(holdfast.Retention(keep_last=2))
+    before, unlink = inodes(path), os.unlink
+    lasting: dict[int, int] = {}
+    fsync, early = os.fsync, list[str]()
+
+    def syncing(handle: int) -> None:
+        fsync(handle)
+        status = os.fstat(handle)
+        lasting[status.st_ino] = status.st_size
+
+    def unlinking(file: Path | str, **given: int) -> None:
+        for log in (path / "sessions").glob("*/log.jsonl"):
+            status = log.stat()
+            if "checkpoints" in str(file) and lasting.get(status.st_ino, 0) < status.st_size:
+                early.append(f"{file} before {log}")
+        unlink(file, **given)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "unlink", unlinking)
+    with soft_at(path) as soft:
+        soft.session("s").append("log", TEXT)
+        soft.session("s").delete("@~1")
+        assert soft.gc().checkpoints
+    [items] = [name for name in before if "streams" in name]
+    assert replaced_in(path, before) == {"s/log.jsonl", "s/journal.jsonl", items}
+    assert (unsynced, early) == ([], [])
+
+
+def test_who_does_without_the_disk_replaces_nothing_that_lasts(
+    path: Path, unsynced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = holdfast.open("memory:")
+    session = source.session("s")
+    session.save({"log": [f"{n} {TEXT}" for n in range(200)]})
+    soft = soft_at(path)
+    source.copy(soft)
+    session.save({"log": session.load()["log"][-60:]})
+    session.delete("@~1")
+    source.copy(soft)
+    soft.gc()
+    before, write = inodes(path), disk.write_all
+
+    def failing(handle: int, data: bytes, at: int) -> None:
+        write(handle, data, at)
+        if b'"rename"' in data:
+            raise OSError(errno.EIO, "injected")
+
+    session.undo()
+    source.copy(soft)  # items among those that are there
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(disk, "write_all", failing)
+        soft.session("s").delete()  # announced, and its line taken back
+    assert soft.session("s").load() == session.load()
+    [items] = [name for name in before if "streams" in name]
+    assert replaced_in(path, before) == {"s/log.jsonl", "s/session.json", items}
+    assert unsynced == []
+
+
+# -- what a save has left that did not come to its end ---------------------------------------------
+
+
+@contextmanager
+def cut_short() -> Iterator[list[Change]]:
+    """Saves do not come to their line in the log; what they would have committed."""
+    cut: list[Change] = []
+
+    def killed(*given: Any) -> None:
+        cut.append(given[-1])
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Unavailable):
+        patch.setattr(Home, "log", killed)
+        yield cut
+
+
+def items_in(path: Path, name: str = "s") -> dict[str, int]:
+    files = (path / "sessions" / name / "streams").iterdir()
+    return {file.name: len(file.read_bytes().splitlines()) for file in files}
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_a_killed_save_has_left_of_streams_is_freed(path: Path, torn: bool) -> None:
+    store = soft_at(path)
+    session = store.session("s")
+    session.save({"log": [f"{n} {TEXT}" for n in range(20)]})
+    known = items_in(path)
+    with cut_short():
+        soft_at(path).session("s").patch(append={"log": [TEXT] * 3})
+    with cut_short():
+        soft_at(path).session("s").patch(set={"other": [f"{n} {TEXT}" for n in range(30)]})
+    assert sorted(items_in(path).values()) == [23, 30]
+    if torn:
+        for file in (path / "sessions/s/streams").iterdir():
+            file.write_bytes(file.read_bytes()[:-40])
+    store = soft_at(path)
+    store.gc()
+    assert items_in(path) == known
+    assert store.gc() == (0, 0, 0, 0)
+    assert store.verify(read_data=True).ok
+    store.session("s").append("log", TEXT)
+    assert len(store.session("s").load()["log"]) == 21
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [("s", "mark_all"), ("s", "trim"), ("s", "compact"), ("new", "mark_all"), ("new", "compact")],
+)
+def test_what_a_save_has_left_may_count_by_the_time_it_would_go(
+    path: Path, name: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was not killed tries again, and may write the same to the same places."""
+    store = soft_at(path)
+    store.session("s").save({"log": [f"{n} {TEXT}" for n in range(20)]})
+    state = {"other": [f"{n} {TEXT}" for n in range(30)]}
+    with cut_short() as cut:
+        store.session(name).save(state)
+    where: Any = Live if moment == "mark_all" else store.backend
+    real = getattr(where, moment)
+
+    def late(*given: Any) -> Any:
+        if cut:
+            store.backend.commit(cut.pop())
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, moment, late)
+        store.gc()
+    assert not cut
+    for each in (store, soft_at(path)):
+        assert each.session(name).load() == state
+        assert each.verify(read_data=True).ok
+
+
+def test_what_a_log_has_lost_is_kept_for_forks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the disk, a fork may outlive the line of the checkpoint that it was forked from."""
+    with soft_at(path) as store:
+        session = store.session("s")
+        session.save({"log": [f"{n} {TEXT}" for n in range(20)]})
+        session.append("log", TEXT)
+        state = session.fork("fork").load()
+    log = path / "sessions/s/log.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    monkeypatch.setattr(clock, "boot_id", lambda: "another")
+    with soft_at(path) as store:
+        assert len(store.session("s").load()["log"]) == 20
+        with cut_short():
+            store.session("s").patch(set={"other": [f"{n} {TEXT}" for n in range(30)]})
+        assert store.gc().rows == 30
+        assert store.session("fork").load() == state

@@ -79,6 +79,18 @@ def test_lost_lines_are_accepted(tmp_path: Path, line: int) -> None:
     check_accepted(tmp_path / "store", {0, line - 1, line})
 
 
+def test_a_backup_has_what_an_accepted_line_brought(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    known = filled(path)
+    spoil(path, {3})  # the last one that tells how long its stream is
+    with opened(path) as store:
+        store.repair()
+        assert store.backup(tmp_path / "backup").ok
+    with opened(tmp_path / "backup") as store:
+        for id, count in known.items():
+            assert len(store.session(store.get(id).session).load(id)["log"]) == count
+
+
 def test_what_was_found_without_its_line_must_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 import holdfast
+from holdfast import verify
+from holdfast.backends.base import Reader
 from holdfast.errors import Corrupt, HoldfastError
 from tests.home import TEXT, Home
 
@@ -172,3 +174,22 @@ def test_one_checkpoint_with_its_data(home: Home) -> None:
     assert session.verify("@~1", read_data=False).ok
     assert not session.verify("@~1").loadable
     assert session.verify("@").ok
+
+
+def test_sessions_that_are_forked_meanwhile(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from checkpoints that nobody saw who looked before."""
+    other, structure = home.another(), verify._structure
+    home.filled(3)
+
+    def late(reader: Reader) -> Iterable[str]:
+        yield from structure(reader)
+        assert len(reader.sessions(None, 9)) == 1
+        session = other.session("s")
+        session.append("log", TEXT)
+        session.fork("fork").fork("another").append("log", TEXT)
+
+    monkeypatch.setattr(verify, "_structure", late)
+    report = home.store.verify(read_data=True)
+    assert report.ok, str(report)
+    monkeypatch.undo()
+    assert home.store.verify(read_data=True).sessions == 3

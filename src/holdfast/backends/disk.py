@@ -80,6 +80,18 @@ def write_all(handle: int, data: bytes, at: int) -> None:
         done += os.pwrite(handle, data[done:] if done else data, at + done)
 
 
+def read_all(handle: int, size: int, at: int) -> bytes:
+    """As many bytes at an offset as there are, up to `size`: one call gives 2 GiB at most."""
+    data = os.pread(handle, size, at)
+    if len(data) == size or not data:
+        return data
+    parts, done = [data], len(data)
+    while done < size and (data := os.pread(handle, size - done, at + done)):
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)
+
+
 def replace(path: Path | str, data: bytes, *, durable: bool = True) -> None:
     """A file that is wholly there or, after a crash, as it was: temp, fsync, rename, fsync."""
     parent = os.path.dirname(path)
@@ -224,12 +236,17 @@ def locked(
             _held.add(file)
             handle = file.fileno()
             _acquire(handle, path, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            if os.stat(path).st_ino != os.fstat(handle).st_ino:
-                continue  # the one that we have is no more
-            if not (shared or sealed):
-                _sign(handle)
-            yield
-            return
+            try:
+                if os.stat(path).st_ino != os.fstat(handle).st_ino:
+                    continue  # the one that we have is no more
+                if not (shared or sealed):
+                    _sign(handle)
+                yield
+                return
+            finally:
+                if not file.closed:  # as it is in a child, whose parent has the lock
+                    # Closing it is not enough: a child may have a copy that `_held` did not know.
+                    fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def backup(home: Home, path: Path, others: tuple[str, ...], marker: str) -> None
                 os.mkdir(draft / name, 0o700)
             for ledger in ledgers:
                 _copy_session(ledger, draft / SESSIONS / ledger.folder.name)
-            _copy_streams(home, ledgers, draft / SESSIONS)
+            _copy_streams(home, draft / SESSIONS)
             shutil.copytree(home.root / BLOBS, draft / BLOBS, dirs_exist_ok=True, ignore=_drafts)
             for name in (*others, marker):
                 shutil.copyfile(home.root / name, draft / name)
@@ -77,23 +77,24 @@ def _copy_session(ledger: Ledger, target: Path) -> None:
     if (ledger.folder / SESSION).exists():
         shutil.copyfile(ledger.folder / SESSION, target / SESSION)
     (target / HEAD).write_bytes(hint(ledger.entries))
+    known = last_known(ledger)  # first: who writes meanwhile tells of an entry after it is there
     if (ledger.folder / JOURNAL).exists():
         journal = (ledger.folder / JOURNAL).read_bytes()
         (target / JOURNAL).write_bytes(journal[: journal.rfind(b"\n") + 1])
-        (target / LAST).write_bytes(hint(last_known(ledger)))
+        (target / LAST).write_bytes(hint(known))
     if ledger.size:  # otherwise it is missing there, too
         with open(ledger.folder / LOG, "rb") as log:
             (target / LOG).write_bytes(log.read(ledger.size))
 
 
-def _copy_streams(home: Home, ledgers: list[Ledger], root: Path) -> None:
-    """What was committed; of sessions that are gone, what others still need."""
-    ends = {ledger.stream(n): end for ledger in ledgers for n, end in ledger.ends.items()}
+def _copy_streams(home: Home, root: Path) -> None:
+    """All that is there, also of sessions that are gone: others may need it.
+
+    What was not committed is as a crash would leave it. How much was, a log may not tell any more:
+    lines that were lost, and accepted as that, have said so.
+    """
     for _, source in home.catalog.streams():
         target = root / source.relative_to(home.catalog.root)
         for folder in (target.parent.parent, target.parent):
             disk.make_folder(folder, durable=False)
-        if source in ends:
-            target.write_bytes(home.streams.until(source, ends[source]))
-        else:
-            shutil.copyfile(source, target)
+        shutil.copyfile(source, target)

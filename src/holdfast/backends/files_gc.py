@@ -14,7 +14,14 @@ from holdfast.backends import disk, files_journal
 from holdfast.backends.base import Gone
 from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION
 from holdfast.backends.files_ledger import LOG, STREAMS, gaps_of, sweep_entry
-from holdfast.backends.files_reader import BLOBS, FilesReader, blob_path, record_path
+from holdfast.backends.files_reader import (
+    BLOBS,
+    LEFT,
+    FilesReader,
+    blob_path,
+    left_from,
+    record_path,
+)
 from holdfast.backends.files_streams import items_of
 from holdfast.backends.files_writer import Refuse
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS, RowWrite
@@ -24,8 +31,10 @@ from holdfast.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import Any
 
     from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.files_ledger import Ledger
     from holdfast.backends.files_writer import Home
 
     _Group = tuple[Sequence[tuple[int, bytes]], Sequence[tuple[int, bytes]]]
@@ -58,13 +67,19 @@ def _sweep(home: Home, sweep: Sweep) -> bool:
         for other in others:
             ledger = home.catalog.ledger(other)
             if ledger is not None:
-                gaps = {"gaps": gaps_of(sweep, other), "if": [session, mark]}
-                home.log(ledger, *ledger.line(gaps))
+                _log(home, ledger, {"gaps": gaps_of(sweep, other), "if": [session, mark]})
         ledger = home.catalog.ledger(session)
         if ledger is None:
             return False
-        home.log(ledger, *ledger.line(sweep_entry(sweep, mark)))
+        _log(home, ledger, sweep_entry(sweep, mark))
     return True
+
+
+def _log(home: Home, ledger: Ledger, entry: dict[str, Any]) -> None:
+    """Add a line, always synced: what it frees may be durable, and is removed for good."""
+    home.log(ledger, *ledger.line(entry))
+    if not home.durable:
+        disk.sync(ledger.log)
 
 
 def trim(home: Home, trim: Trim) -> int:
@@ -121,7 +136,7 @@ def _unless_copied(home: Home, copied: int, step: Callable[[], object]) -> None:
 
 def _sync_logs(home: Home) -> None:
     """Nothing goes before the line that frees it is durable: its writer may have been killed."""
-    for folder in home.catalog.folders() if home.durable else ():
+    for folder in home.catalog.folders():
         ledger = home.catalog.ledger(folder.identity.number)
         if ledger is not None and ledger.sweeps:
             with suppress(FileNotFoundError):  # another gc was faster
@@ -136,7 +151,8 @@ def _drop_items(home: Home, stream: int, groups: list[_Group]) -> None:
     positions = [pos & MAX_ITEMS - 1 for rows, _ in groups for pos, _ in rows]
     with disk.locked(path.parent.parent / LOCK, home.timeout):
         lines = home.streams.read(path, min(positions), max(positions) + 1)
-        there = {stream << STREAM_BITS | n: row for n, row in lines}
+        left, base = left_from(home, stream, path), stream << STREAM_BITS
+        there = {base | n: row[:9] + LEFT if n >= left else row[:9] for n, row in lines}
         dead: set[int] = set()
         for rows, instead in groups:
             if all(there.get(pos, b"").startswith(begin) for pos, begin in rows):
@@ -146,7 +162,7 @@ def _drop_items(home: Home, stream: int, groups: list[_Group]) -> None:
                     going -= {line.n for line in items_of(write)}
                 dead |= going
         if dead:
-            home.streams.rewrite(path, dead, durable=home.durable)
+            home.streams.rewrite(path, dead, left)
 
 
 def _drop_blobs(home: Home, blobs: list[tuple[bytes, int]]) -> None:
@@ -160,8 +176,9 @@ def _drop_blobs(home: Home, blobs: list[tuple[bytes, int]]) -> None:
 def _drop_drafts(folder: Path) -> None:
     """What a crash has left. A draft of somebody at work is younger."""
     for draft in folder.glob(f"{disk.TEMPORARY}*"):
-        if time.time() - draft.stat().st_mtime > _YOUNG:
-            draft.unlink()
+        with suppress(FileNotFoundError):  # it has its name now
+            if time.time() - draft.stat().st_mtime > _YOUNG:
+                draft.unlink()
 
 
 def _compact(home: Home, path: Path) -> None:
@@ -180,7 +197,7 @@ def _compact(home: Home, path: Path) -> None:
             ledger = None if number is None else home.catalog.ledger(number)
             if ledger is None or not ledger.there:
                 with home.catalog.changing(path.name):
-                    _remove(path, durable=home.durable)
+                    _remove(path)
                 return
             for folder in (path, path / CHECKPOINTS, path / STREAMS):
                 for draft in folder.glob(f"{disk.TEMPORARY}*"):
@@ -191,26 +208,31 @@ def _compact(home: Home, path: Path) -> None:
                 return
             slim = ledger.slim((path / LOG).read_bytes()[: ledger.size])
             if slim is not None:
-                disk.replace(path / LOG, slim, durable=home.durable)
+                disk.replace(path / LOG, slim)
             journal = files_journal.slim(ledger)
             if journal is not None:
-                disk.replace(path / files_journal.JOURNAL, journal, durable=home.durable)
+                disk.replace(path / files_journal.JOURNAL, journal)
 
 
-def _remove(path: Path, *, durable: bool) -> None:
+def _remove(path: Path) -> None:
     """A folder without a session; what forks still need of its streams stays.
 
-    What tells that there is no session goes last.
+    What tells that there is no session goes last. Where a folder is a link, that goes, and of what
+    it leads to only what is ours.
     """
     streams = path / STREAMS
     keep = streams.is_dir() and any(streams.iterdir())
     for entry in list(path.iterdir()):
-        if entry.is_dir() and entry != streams:
+        if entry.name == CHECKPOINTS and entry.is_symlink():
+            for pattern in ("[0-9]*.json", f"{disk.TEMPORARY}*"):
+                for ours in entry.glob(pattern):
+                    ours.unlink()
+            entry.unlink()
+        elif entry.is_dir() and not entry.is_symlink() and entry != streams:
             shutil.rmtree(entry)
         elif entry.name not in (SESSION, LOG, LOCK, STREAMS):
             entry.unlink()
-    if durable:
-        disk.sync(path)
+    disk.sync(path)
     for name in (SESSION, LOG):
         (path / name).unlink(missing_ok=True)
     if not keep:

@@ -142,7 +142,7 @@ def _add(home: Home, ledger: Ledger, first: int, lines: list[bytes]) -> None:
         found = os.fstat(handle)
         inode, end, last = home.journals.get(path, (0, 0, 0))
         if (inode, end) != (found.st_ino, found.st_size):
-            data = os.pread(handle, found.st_size, 0)
+            data = disk.read_all(handle, found.st_size, 0)
             said, known = _parsed(data), last_known(ledger)
             last = max([known, *said.rows])
             # A line behind the last sound one is torn, and nobody's, unless it was known before.

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
+from holdfast.backends import disk
 from holdfast.backends import files_text as text
 from holdfast.backends.files_hints import DIGITS, read_hint
 from holdfast.backends.files_runs import joined, outside, whole
@@ -102,9 +103,7 @@ def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
         "gaps": gaps_of(sweep, sweep.session),
         "journal": sweep.journal,
     }
-    if sweep.remove is not None:
-        entry["removed"] = True
-    return entry
+    return entry if sweep.remove is None else {**entry, "removed": True}
 
 
 def gaps_of(sweep: Sweep, session: int) -> list[Any]:
@@ -228,7 +227,7 @@ class Ledger:
         try:
             found = os.fstat(handle)
             start = self.size - len(self.tail)
-            data = os.pread(handle, max(found.st_size - start, 0), start)
+            data = disk.read_all(handle, max(found.st_size - start, 0), start)
         finally:
             os.close(handle)
         if not data.startswith(self.tail):
@@ -427,14 +426,15 @@ class Ledger:
             return None
         ends = [[stream, end] for stream, end in self.ends.items()]
         note: dict[str, Any] = {"dropped": joined(dropped), "streams": ends}
+        found = [f for f in self.facets if len(f[2]) != ids.BYTES]  # of the session as a whole
+        note["facets"] = [[kind, text.show_name(value), _show_id(id)] for kind, value, id in found]
         if self.lease is not None:
             note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
         return b"".join(kept) + self.line(note)[1]
 
     def _idle_runs(self, entry: dict[str, Any]) -> list[list[int]] | None:
         """The numbers that go with a line of which nothing matters any more; None if some does."""
-        n = entry["n"]
-        own = [[n, n + 1]]
+        own = [[entry["n"], entry["n"] + 1]]
         if "dropped" in entry:
             runs = [[whole(low), whole(high)] for low, high in entry["dropped"]]
             return None if "create" in entry else [*runs, *own]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.backends.files_writer import Home
 
 BLOBS = "blobs"
+LEFT = b"left"
+"""Behind the first bytes of an item that no commit has acknowledged."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -32,6 +34,16 @@ def blob_path(root: Path, digest: bytes) -> Path:
 
 def record_path(folder: Path, seq: int) -> Path:
     return folder / CHECKPOINTS / f"{seq:06}.json"
+
+
+def left_from(home: Home, stream: int, path: Path) -> int:
+    """From which of its items on a stream is what somebody has left, or is about to commit.
+
+    For who has the lock of its session it is not the latter. A damaged log does not tell.
+    """
+    number = home.catalog.number_of(path.parent.parent.name)
+    ledger = None if number is None else home.current(number)
+    return MAX_ITEMS if ledger is None or ledger.damaged else ledger.ends.get(stream, 0)
 
 
 class Everything(NamedTuple):
@@ -46,6 +58,7 @@ class FilesReader(Reader):
         self._home = home
         self._root, self._catalog, self._streams = home.root, home.catalog, home.streams
         self._pinned: dict[int, Ledger | None] = {}
+        self._numbers: list[int] | None = None
         self._blobs: list[tuple[bytes, os.stat_result]] | None = None
         self._everything: Everything | None = None
 
@@ -55,6 +68,7 @@ class FilesReader(Reader):
                 if ledger is not None:
                     ledger.pins -= 1
         self._pinned.clear()
+        self._numbers = self._everything = None
 
     def ledger(self, session: int) -> Ledger | None:
         """Of a session that is there; the same one at every look."""
@@ -68,7 +82,13 @@ class FilesReader(Reader):
         return self._pinned[session]
 
     def _ledgers(self) -> list[Ledger]:
-        found = [self.ledger(folder.identity.number) for folder in self._catalog.folders()]
+        """Of all sessions; the same ones at every look.
+
+        One that is forked later may come from a checkpoint that we do not see.
+        """
+        if self._numbers is None:
+            self._numbers = [folder.identity.number for folder in self._catalog.folders()]
+        found = [self.ledger(number) for number in self._numbers]
         return [ledger for ledger in found if ledger is not None]
 
     # -- sessions ------------------------------------------------------------------------------
@@ -286,6 +306,7 @@ class FilesReader(Reader):
         is made and none freed.
         """
         if self._blobs is None:
+            self.close()  # what was seen before may lack what is needed by now
             with self._home.names():
                 self._catalog.refresh(force=True)
                 for name in self._catalog.unknown():
@@ -301,32 +322,36 @@ class FilesReader(Reader):
         return self._blobs
 
     def _committed(self, stream: int, path: Path) -> int:
-        """How many items of a stream count. Those behind them may be about to."""
+        """How many items of a stream count, as far as we see. Those behind them may be about to."""
         folder = path.parent.parent.name
         if self._catalog.is_over(folder):
             return MAX_ITEMS
         number = self._catalog.number_of(folder)
-        ledger = None if number is None else self.ledger(number)
-        if ledger is None and number is not None:
-            ledger = self._catalog.ledger(number)
-            if ledger is not None and ledger.removed:
-                return MAX_ITEMS
-        return 0 if ledger is None else ledger.ends.get(stream, 0)
+        if number is None or number not in self._pinned:
+            return 0  # what a session made meanwhile refers to is not among what we see
+        ledger = self.ledger(number)
+        if ledger is not None:
+            return ledger.ends.get(stream, 0)
+        now = self._catalog.ledger(number)
+        return MAX_ITEMS if now is not None and now.removed else 0
 
     def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
         self._settle()
         out: list[tuple[int, int, bytes]] = []
         for stream, path in self._catalog.streams():
             base = stream << STREAM_BITS
-            low, high = max(after + 1 - base, 0), self._committed(stream, path)
-            if low >= high:
+            low = max(after + 1 - base, 0)
+            if low >= MAX_ITEMS:
                 continue
-            for n, text in self._streams.lines(path, low, limit - len(out)):
-                if n >= high:
+            lines = self._streams.lines(path, low, limit - len(out))
+            # What was committed since we looked at the log is nobody's concern here.
+            high, left = self._committed(stream, path), left_from(self._home, stream, path)
+            for n, text in lines:
+                if high <= n < left:
                     break
                 line = files_streams.hide(text)
                 begin = line.row[:9] if line is not None else b""
-                out.append((base | n, len(text), begin))
+                out.append((base | n, len(text), begin + LEFT if n >= high else begin))
             if len(out) >= limit:
                 break
         return out

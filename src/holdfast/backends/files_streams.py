@@ -110,7 +110,7 @@ class Index:
         """Where the last whole line ends."""
 
     def extend(self, handle: int, size: int) -> None:
-        data = os.pread(handle, size - self.end, self.end)
+        data = disk.read_all(handle, size - self.end, self.end)
         at = 0
         while (stop := data.find(b"\n", at)) >= 0:
             number = _number(data, at)
@@ -204,23 +204,11 @@ class Streams:
                 starts = index.starts[place : place + limit]
                 high = index.offset(numbers[-1] + 1) if numbers else 0
             low = starts[0] if starts else 0
-            data = os.pread(handle, high - low, low)
+            data = disk.read_all(handle, high - low, low)
         finally:
             os.close(handle)
         texts = [data[at - low : data.find(b"\n", at - low)] for at in starts]
         return list(zip(numbers, texts, strict=True))
-
-    def until(self, path: Path, end: int) -> bytes:
-        """All of a file before item `end`, as it is."""
-        self.forget(path)
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            index = self.index(path, handle)
-            with self._lock:
-                stop = index.offset(end)
-            return os.pread(handle, stop, 0)
-        finally:
-            os.close(handle)
 
     def append(self, path: Path, end: int, lines: Sequence[Line], batch: disk.Batch) -> None:
         """Add lines behind those of numbers below `end`; what else there is was never committed."""
@@ -271,33 +259,38 @@ class Streams:
         os.ftruncate(handle, cut)
         return cut, False
 
-    def insert(self, path: Path, lines: Sequence[Line], durable: bool) -> None:  # noqa: FBT001
-        """Lines in their places among those that are there."""
+    def insert(self, path: Path, lines: Sequence[Line]) -> None:
+        """Lines in their places among those that are there, which may be durable: always synced."""
         texts = {line.n: show(line) for line in lines}
         for text in path.read_bytes().split(b"\n") if path.exists() else ():
             number = _number(text, 0)
             if number is not None:
                 texts.setdefault(number, text + b"\n")
         self.forget(path)
-        disk.replace(path, b"".join([texts[n] for n in sorted(texts)]), durable=durable)
+        disk.replace(path, b"".join([texts[n] for n in sorted(texts)]))
 
-    def rewrite(self, path: Path, dead: Iterable[int], *, durable: bool) -> int:
-        """Drop items; how many went."""
+    def rewrite(self, path: Path, dead: Iterable[int], left: int) -> int:
+        """Drop items, and half a one from `left` on; how many went.
+
+        What stays may be durable, so this is always synced.
+        """
         gone = set(dead)
         kept: list[bytes] = []
         count = 0
-        for text in path.read_bytes().split(b"\n"):
+        *texts, torn = path.read_bytes().split(b"\n")
+        if (_number(torn, 0) or 0) < left:
+            texts.append(torn)
+        for text in texts:
             if text and _number(text, 0) in gone:
                 count += 1
             elif text:
                 kept.append(text + b"\n")
         self.forget(path)
         if kept:
-            disk.replace(path, b"".join(kept), durable=durable)
+            disk.replace(path, b"".join(kept))
         else:
             path.unlink()
-            if durable:
-                disk.sync(path.parent)
+            disk.sync(path.parent)
         return count
 
 

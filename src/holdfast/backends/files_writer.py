@@ -209,12 +209,15 @@ class Home:
             raise
 
     def _take_back(self, path: Path, handle: int, size: int) -> None:
-        """After a failure the line must not count: as a new file, so that readers notice."""
+        """After a failure the line must not count: as a new file, so that readers notice.
+
+        Always synced, like all that takes the place of what others may have synced.
+        """
         self.catalog.forget(path.parent)
         try:
             os.ftruncate(handle, size)
         finally:
-            disk.replace(path, os.pread(handle, size, 0), durable=self.durable)
+            disk.replace(path, disk.read_all(handle, size, 0))
 
     def tell(self, ledger: Ledger | None = None) -> None:
         """Hints, not synced: how long the log is, and for watchers that something has happened."""
@@ -372,7 +375,7 @@ def _announce(home: Home, ledger: Ledger, name: bytes) -> None:
         names = (*folder.identity.names, name)
         identity = folder.identity._replace(names=names)
         with home.catalog.changing(folder.path.name):
-            disk.replace(folder.path / SESSION, identity.show(), durable=home.durable)
+            disk.replace(folder.path / SESSION, identity.show())
 
 
 def _write_blobs(home: Home, change: Change, notes: Notes) -> None:
@@ -436,7 +439,7 @@ def _new_items(
             path = ledger.stream(stream)
             end = ledger.ends.get(stream, 0)
             if lines[0].n < end:
-                home.streams.insert(path, [line for line in lines if line.n < end], home.durable)
+                home.streams.insert(path, [line for line in lines if line.n < end])
                 lines = [line for line in lines if line.n >= end]
             if lines:
                 # A damaged log may have forgotten some: what comes before ours was committed.
