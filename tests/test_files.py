@@ -22,6 +22,7 @@ from holdfast.backends import (
     files_catalog,
     files_gc,
     files_hints,
+    files_journal,
     files_ledger,
     files_runs,
     files_text,
@@ -957,7 +958,7 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
 
 def test_a_backup_beside_a_run_misses_no_entry(path, opened, monkeypatch):
     """What the hint tells of has to be in the journal that is copied."""
-    store, known = opened(), files_backup.last_known
+    store, known = opened(), files_journal.last_known
     with opened().session("s").run() as run:
         run.step("first", int)
 
@@ -990,7 +991,7 @@ def test_a_lock_is_given_up_though_a_child_has_a_copy(tmp_path, monkeypatch):
     """As one has that was forked before its file was known."""
     held, lock = disk._held, tmp_path / "lock"
     ours, theirs = os.pipe()
-    children = []
+    children: list[int] = []
 
     class Forking:
         def add(self, file):

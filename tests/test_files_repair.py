@@ -113,3 +113,20 @@ def test_an_acceptance_must_outlive_the_log_it_is_in(
     monkeypatch.setattr(Ledger, "_idle_runs", careless)
     with pytest.raises(AssertionError):
         check_accepted(tmp_path / "store", {3})
+
+
+def test_an_older_file_of_counters_leads_to_no_number_that_is_taken(tmp_path: Path) -> None:
+    """As when a backup is put back beside sessions that are newer."""
+    path = tmp_path / "store"
+    with opened(path) as store:
+        store.session("old").save({"log": [f"old {ITEM}"] * 20})
+    older = (path / "counters.json").read_bytes()
+    for name in ("new", "newer"):
+        with opened(path) as store:
+            store.session(name).save({"log": [f"{name} {ITEM}"] * 20})
+    (path / "counters.json").write_bytes(older)
+    with opened(path) as store:
+        store.session("newest").save({"log": [f"newest {ITEM}"] * 20})
+        for name in ("old", "new", "newer", "newest"):
+            assert store.session(name).load() == {"log": [f"{name} {ITEM}"] * 20}
+        assert store.verify(read_data=True).ok

@@ -231,6 +231,8 @@ USES: dict[str, Callable[[Any], Any]] = {
     "blame": lambda s: s.blame("x.0.0.0.a"),
     "fork": lambda s: s.fork("other"),
     "verify": lambda s: s.verify(),
+    "find": lambda s: [*s.store.find(text="needle")],
+    "gc": lambda s: s.store.gc(),
 }
 
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from holdfast.codec import ropes, streams
+from holdfast.codec.depth import FOLLOWING
 from holdfast.codec.nodes import DICT, LIST, Blob, Leaf, Node, Rope, Struct, chain, dict_hash, parse
 from holdfast.errors import Corrupt
 
@@ -35,7 +36,8 @@ class DataCheck:
                     raise Corrupt(f"blob {node.hash.hex()[:12]} does not match its hash")
                 self._done.add(node.hash)
         elif isinstance(node, Rope):
-            self._rope(node)
+            with FOLLOWING:
+                self._rope(node)
 
     def _rope(self, rope: Rope) -> None:
         if rope.kind == LIST:

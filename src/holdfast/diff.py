@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast.codec import ropes, streams, values
+from holdfast.codec.depth import FOLLOWING
 from holdfast.codec.load import load_node
 from holdfast.codec.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
 
@@ -76,7 +77,8 @@ def summary(value: Any, width: int = 72) -> str:
 
 
 def diff(a: Node, b: Node, source: Source) -> Diff:
-    found = Diff(_nodes(a, b, (), source))
+    with FOLLOWING:
+        found = Diff(_nodes(a, b, (), source))
     if not found and a.hash != b.hash:
         # What differs is not seen in values, such as a time zone that this machine does not know.
         return Diff([Change("changed", (), _value(a, source), _value(b, source))])

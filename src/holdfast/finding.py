@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast import ids, lineage
 from holdfast.checkpoint import Checkpoint
 from holdfast.codec import records, ropes, streams, values, wire
+from holdfast.codec.depth import FOLLOWING
 from holdfast.codec.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
 from holdfast.codec.records import AGENT, LABEL, STATUS, TAG, TRIGGER
 from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, InvalidRequest
@@ -293,7 +294,8 @@ class _Text:
             if node.hash not in self._blobs:
                 self._know(node.hash, self._in_bytes(ropes.flatten(node, source)))
             return self._blobs[node.hash]
-        return any(self._in_items(node, extent, source) for extent in node.extents)
+        with FOLLOWING:
+            return any(self._in_items(node, extent, source) for extent in node.extents)
 
     def _know(self, hash: bytes, found: bool) -> None:  # noqa: FBT001
         self._blobs[hash] = found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import ids, lineage
 from holdfast.codec import records, streams, wire
+from holdfast.codec.depth import FOLLOWING
 from holdfast.codec.nodes import DICT, RAW, Blob, Node, Rope, Struct, parse
 from holdfast.codec.rows import DENSE, REFS, seal_items, unseal_items
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
@@ -236,8 +237,9 @@ class Live:
         elif isinstance(node, Blob):
             self._blobs.add(node.hash)
         elif isinstance(node, Rope):
-            for extent in node.extents:
-                self._mark_items(extent, node.kind, line)
+            with FOLLOWING:
+                for extent in node.extents:
+                    self._mark_items(extent, node.kind, line)
             for tail in node.tails:
                 if tail.line == line:
                     self._tails[tail.stream] = tail

@@ -158,7 +158,8 @@ class FilesBackend(Backend):
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
             counters = files_counters.read(self.path)
-            first = counters[space]
+            # Somebody may have put back an older file beside newer sessions.
+            first = max(counters[space], files_repair.highest(home)[space] + 1)
             files_counters.write(self.path, counters | {space: first + count})
             return first
 

@@ -23,10 +23,15 @@ def recount(home: Home) -> None:
         try:
             files_counters.read(home.root)
         except Corrupt:
-            sessions = [f.identity.number for f in home.catalog.folders()]
-            streams = [stream for stream, _ in home.catalog.streams()]
-            highest = {"session": max(sessions, default=0), "stream": max(streams, default=0)}
-            files_counters.write(home.root, {k: n + _RESERVED for k, n in highest.items()})
+            counted = {space: n + _RESERVED for space, n in highest(home).items()}
+            files_counters.write(home.root, counted)
+
+
+def highest(home: Home) -> dict[str, int]:
+    """The highest number of a session and of a stream that is there."""
+    sessions = [folder.identity.number for folder in home.catalog.folders()]
+    streams = [stream for stream, _ in home.catalog.streams()]
+    return {"session": max(sessions, default=0), "stream": max(streams, default=0)}
 
 
 def accept(home: Home, session: int) -> bool:

@@ -21,6 +21,7 @@ from holdfast.errors import UNREADABLE, Corrupt
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND, _SECOND = dt.timedelta(microseconds=1), dt.timedelta(seconds=1)
 _SUM = b',"sum":"'
+RAW = b'{"$raw":'
 _TAIL = len(_SUM) + 16 + len(b'"}')
 _SHORT = records.FIELDS
 _LONG = {short: name for name, short in _SHORT.items()}
@@ -126,13 +127,19 @@ def hide_checkpoint(text: bytes) -> bytes:
     try:
         shown = portable.loads(text)
         row = hide_row(shown["row"]) if "row" in shown else _hide_record(shown)
-        # Whatever else may have happened to the file: it says what it said.
+        # Whatever else may have happened to the file: it says what it said. One that was shown raw,
+        # by a version that gave up deep in the stack, is as sound as the row's digest.
         id = ids.from_text(shown["id"])
-        if id is None or not is_same(show_checkpoint(shown["seq"], id, row), text):
+        same = id is not None and is_same(show_checkpoint(shown["seq"], id, row), text)
+        if not same and not (_is_raw(shown, text) and is_same(lay_out(shown), text)):
             raise ValueError
     except (*_MALFORMED, Corrupt):
         return b"a file that is damaged"
     return row
+
+
+def _is_raw(shown: dict[str, Any], text: bytes) -> bool:
+    return "row" in shown or RAW in text
 
 
 def _show_record(row: bytes) -> dict[str, Any]:

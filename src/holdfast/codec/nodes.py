@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import ormsgpack
 
 from holdfast.codec import values, wire
+from holdfast.codec.depth import blames_caller
 from holdfast.errors import Corrupt, NotSerializable
 
 if TYPE_CHECKING:
@@ -285,6 +286,8 @@ def parse(stored: bytes, *, root: bool = False) -> Node:
     try:
         node = _build(value, root=root)
     except (RecursionError, NotSerializable) as e:
+        if blames_caller(e):
+            raise
         raise Corrupt("a stored layout is nested too deeply") from e
     return Leaf(stored) if node is None else node
 

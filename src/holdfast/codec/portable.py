@@ -22,6 +22,7 @@ import ormsgpack
 from ormsgpack import Ext
 
 from holdfast.codec import values
+from holdfast.codec.depth import blames_caller
 from holdfast.codec.nodes import BLOB_TAG, ROPE_TAG
 from holdfast.codec.values import (
     BIGINT,
@@ -79,7 +80,9 @@ def loads(text: bytes) -> Any:
     """What `dumps` was given; ValueError if it is no JSON."""
     try:
         return json.loads(text)
-    except RecursionError:
+    except RecursionError as e:
+        if blames_caller(e):
+            raise
         raise ValueError("nested too deeply") from None
 
 
@@ -93,8 +96,9 @@ def show(data: bytes) -> Any:
         shown = _show(values.decode(data, _show_tag))
         if hide(shown) == data:
             return shown
-    except (*_UNREADABLE, Corrupt):
-        pass
+    except (*_UNREADABLE, Corrupt) as e:
+        if blames_caller(e):
+            raise  # who reads it may render it, and would find another rendering
     return {"$raw": _text(data)}
 
 
@@ -105,6 +109,8 @@ def hide(shown: Any) -> bytes:
             return _bytes(shown["$raw"])
         return _pack(_hide(shown))
     except _UNREADABLE as e:
+        if blames_caller(e):
+            raise
         raise Corrupt(f"a JSON rendering does not decode: {e}") from e
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import chunks as images
 from holdfast.codec import streams, values, wire
+from holdfast.codec.depth import FOLLOWING
 from holdfast.codec.nodes import (
     CHAIN,
     DICT,
@@ -114,9 +115,10 @@ def flatten(node: Node, source: Source) -> bytes:
     if isinstance(node, Blob):
         return node.flat or source.blob(node.hash, node.size)
     if isinstance(node, Rope):
-        if node.kind == DICT:
-            return flatten(entries(node, source), source)
-        return node.header() + b"".join([c.data for c in image_of(node, source).chunks])
+        with FOLLOWING:
+            if node.kind == DICT:
+                return flatten(entries(node, source), source)
+            return node.header() + b"".join([c.data for c in image_of(node, source).chunks])
     parts = [flatten(c, source) for c in node.children]
     if node.kind == LIST:
         return wire.array_header(len(parts)) + b"".join(parts)

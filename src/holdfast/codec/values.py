@@ -26,6 +26,7 @@ import ormsgpack
 from ormsgpack import Ext, Fragment
 
 from holdfast.codec import wire
+from holdfast.codec.depth import blames_caller
 from holdfast.errors import Corrupt, HoldfastError, NotSerializable
 
 if TYPE_CHECKING:
@@ -198,24 +199,23 @@ def decode(data: bytes, hook: Hook | None = None) -> Any:
         return _unpackb(data, ext_hook=guarded)
     except _UNDECODABLE as e:
         if not raised and str(e) == _HOOK_FAILED:
-            _after_an_interrupt(data, guarded)
+            raised.append(_unsaid(data, guarded))
         cause = raised[0] if raised else e
-        if isinstance(cause, _UNDECODABLE) and not isinstance(cause, HoldfastError):
-            raise Corrupt(f"stored bytes do not decode: {cause}") from cause
-        raise cause from None
+        ours = isinstance(cause, HoldfastError) or not isinstance(cause, _UNDECODABLE)
+        if ours or blames_caller(cause):
+            raise cause from None
+        raise Corrupt(f"stored bytes do not decode: {cause}") from cause
     finally:
         if pause:
             gc.enable()
 
 
-def _after_an_interrupt(data: bytes, hook: Hook) -> None:
-    """A hook that failed before it could tell why was interrupted: those bytes are not damaged.
-
-    The C decoder has dropped what the handler of a signal had raised.
-    """
+def _unsaid(data: bytes, hook: Hook) -> RecursionError:
+    """Why a hook failed before it could tell: a signal, or no room to call it. C code drops it."""
     with suppress(ValueError):
         _unpackb(data, ext_hook=hook)
         raise KeyboardInterrupt
+    return RecursionError("nested too deeply")
 
 
 def _lower(value: Any) -> Any:
