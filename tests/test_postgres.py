@@ -21,6 +21,7 @@ from holdfast.backends import postgres_schema, postgres_signals, postgres_writer
 from holdfast.backends.base import Change, Gone, Jot, Moved, Notes
 from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.postgres_link import Link, Target, Unconfirmed, is_cut
+from holdfast.backends.postgres_pool import Single
 from holdfast.backends.postgres_reader import PostgresReader
 from holdfast.codec.streams import RowWrite
 from holdfast.errors import (
@@ -270,6 +271,31 @@ def test_a_held_lock_ends_in_an_error(schema: str, url: str, store: holdfast.Sto
             with pytest.raises(Unavailable, match="locked"):
                 session.save({"n": 1})
         assert session.save({"n": 1}).step == 2
+
+
+def test_a_statement_that_takes_too_long_is_told_from_a_lock(store: holdfast.Store) -> None:
+    target = backend_of(store)._target
+    with target.connect() as link, pytest.raises(Unavailable, match="took too long") as caught:
+        link.execute("SET statement_timeout = 1")
+        with target.translated():
+            link.execute("SELECT pg_sleep(9)")
+    assert "timeout=" in str(caught.value.hint)
+
+
+def test_more_than_a_message_holds_is_refused_before_it_is_sent(
+    store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_writer, "_LARGEST", 100_000)
+    session = store.session("s")
+    session.save({"n": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_writer, "write", cut)
+        with pytest.raises(InvalidRequest, match="too many for one save") as caught:
+            session.save({"noise": [os.urandom(60_000) for _ in range(2)]})
+    assert "in parts" in str(caught.value.hint)
+    session.save({"noise": [os.urandom(60_000)]})
+    assert session.step == 2
+    assert store.verify().ok
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -872,8 +898,60 @@ def test_an_outcome_that_stays_unknown_says_so(
         assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize("kind", ["append", "with a key"])
+def test_what_was_never_sent_is_in_no_doubt(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """All connections are in use, and no other can be made."""
+    with holdfast.open(url, timeout=0.5, pool_size=1) as other:
+        session = other.session("s")
+        session.save({"log": []})
+        session.append("log", 0)
+        connections = backend_of(other)._connections
+        with connections._saver.lock:
+            connections._saver.release()
+        inside, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with other.backend.reader():
+                inside.set()
+                done.wait()
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        inside.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(Single, "_connect", cut)
+            with pytest.raises(Unavailable, match="couldn't get a connection") as caught:
+                ACTS[kind](session)
+        assert "may have been made" not in str(caught.value.hint)
+        done.set()
+        holding.join()
+        ACTS[kind](session)
+        assert session.step == 3
+
+
 def cut(*args: Any) -> None:
     raise psycopg.OperationalError("the connection was cut")
+
+
+def test_who_sends_much_waits_for_what_the_server_says(
+    url: str, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says after `timeout` that it takes too long: but it begins to count when all is there."""
+    real, patience = postgres_writer.write, list[float | None]()
+
+    def write(link: Link, change: Change) -> None:
+        patience.append(link.patience)
+        real(link, change)
+
+    monkeypatch.setattr(postgres_writer, "write", write)
+    with holdfast.open(url, timeout=5.0) as other:
+        other.session("s").save({"noise": os.urandom(3_000_000)})
+        assert patience[0] is not None
+        assert 9.0 <= patience[0] < 9.5
+        with backend_of(other)._connections.lend(time.monotonic() + 5) as link:
+            assert link.patience == 6.0
 
 
 def test_a_server_that_does_not_answer(url: str, store: holdfast.Store) -> None:

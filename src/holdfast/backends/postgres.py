@@ -184,10 +184,11 @@ class PostgresBackend(Backend):
             if ours.setdefault(member.change.session, member) is not member:
                 member.finish(_Alone())
         changes = [member.change for member in ours.values()]
-        allowed = max(self._timeout / 3, sum([_seconds(change) for change in changes]))
-        unsure: psycopg.Error = psycopg.OperationalError("another thread was interrupted")
+        allowed = max(self._timeout / 3, sum([writer.seconds(change) for change in changes]))
+        unsure: psycopg.Error | None = None
         try:
             with self._connections.saver(time.monotonic() + allowed) as link:
+                unsure = psycopg.OperationalError("another thread was interrupted")
                 if len(changes) == 1:
                     writer.write(link, *changes)
                     done = {*ours}
@@ -196,7 +197,7 @@ class PostgresBackend(Backend):
             for session, member in ours.items():
                 member.finish(None if session in done else _Alone())
         except psycopg.Error as e:
-            unsure = e
+            unsure = unsure and e  # without a connection nothing was sent
             if is_cut(e):
                 self._connections.distrust()
         except Exception as e:
@@ -212,15 +213,18 @@ class PostgresBackend(Backend):
         self, change: Change | Jot, deadline: float, unsure: psycopg.Error | None = None
     ) -> None:
         """By ourselves, after a try with others that failed, or without one."""
+        writer.check_size(change)
         if unsure is not None and not is_cut(unsure):
             unsure = None
         for pause in _pauses():
+            sent = False
             try:
                 with self._connections.lend(deadline) as link:
+                    sent = True
                     self._attempt(link, change, unsure)
                 break
             except psycopg.Error as e:
-                if is_cut(e):
+                if sent and is_cut(e):
                     unsure = e
                 try:
                     self._go_on(e, deadline, pause)
@@ -234,7 +238,9 @@ class PostgresBackend(Backend):
 
         It gets the time it needs even if that is the last: a lock is given up sooner than that.
         """
-        link.deadline = time.monotonic() + max(self._timeout / 3, _seconds(change))
+        before, seconds = link.patience, writer.seconds(change)
+        link.deadline = time.monotonic() + max(self._timeout / 3, seconds)
+        link.patience = self._timeout + 1.0 + seconds  # the server's time begins when it has it
         try:
             if isinstance(change, Change) and change.notes and change.notes.copied is not None:
                 gc.write_copied(link, self._target.schema, change, change.notes.copied)
@@ -249,6 +255,8 @@ class PostgresBackend(Backend):
                 raise self._unknown(unsure) from None
             if not made:
                 raise
+        finally:
+            link.patience = before
 
     def _unknown(self, e: psycopg.Error) -> Unavailable:
         return Unavailable(
@@ -296,7 +304,7 @@ class PostgresBackend(Backend):
         self._check_writable()
         tables = [*schemas.TABLES]
         with self._maintenance() as link:
-            _take_your_time(link)
+            link.take_your_time()
             for n, table in enumerate(tables, start=1):
                 self._tend(link, f"VACUUM {table}")
                 if progress is not None:
@@ -305,7 +313,7 @@ class PostgresBackend(Backend):
     def reindex(self) -> None:
         self._check_writable()
         with self._maintenance() as link:
-            _take_your_time(link)
+            link.take_your_time()
             for table in schemas.TABLES:
                 self._tend(link, f"REINDEX TABLE {table}")
             rehash(link)
@@ -392,17 +400,6 @@ def _pauses() -> Iterator[float]:
     while True:
         yield random.uniform(pause / 2, pause)
         pause = min(pause * 2, 0.2)
-
-
-def _seconds(change: Change | Jot) -> float:
-    """How long sending a change may take on a slow line."""
-    return change.size() / 1e6
-
-
-def _take_your_time(link: Link) -> None:
-    """For what takes as long as there is much of it."""
-    link.execute("SET statement_timeout = 0")
-    link.patience = None
 
 
 def _end(link: Link) -> None:

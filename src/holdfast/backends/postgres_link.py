@@ -30,7 +30,8 @@ _T = TypeVar("_T")
 
 _DAMAGE = {"42P01", "42703", "42804", "42P10", "XX001", "XX002"}
 """A table, column or index that the schema has is missing, or what is in it cannot be read."""
-_AGAIN = {"40001", "40P01", "55P03", "57014"}
+_CANCELED = "57014"
+_AGAIN = {"40001", "40P01", "55P03", _CANCELED}
 """Given up for the sake of others, or after a timeout: nothing was written."""
 _NOT_NOW = {"53300", "57P03"}
 """Too many connections; starting up or shutting down."""
@@ -122,6 +123,11 @@ class Link(psycopg.Connection[Any]):
             self._transformer = Transformer(self)
         self._transformer.set_pgresult(result)
         return self._transformer.load_rows(0, result.ntuples, tuple)
+
+    def take_your_time(self) -> None:
+        """For what takes as long as there is much of it."""
+        self.execute("SET statement_timeout = 0")
+        self.patience = None
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         if timeout is not None:  # the caller's own, who knows what to make of it
@@ -264,6 +270,11 @@ class Target(NamedTuple):
         code, what = e.sqlstate or "", self.plain(e)
         if code in _DAMAGE:
             return Corrupt(f"the store {self.shown} is damaged: {what}")
+        if code == _CANCELED:
+            return Unavailable(
+                f"the store {self.shown} took too long: {what}",
+                hint="open it with a longer timeout=…, or see in pg_stat_activity what it does",
+            )
         if code in _AGAIN:
             return Unavailable(
                 f"the store {self.shown} is locked by others: {what}",

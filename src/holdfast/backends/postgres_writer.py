@@ -16,7 +16,7 @@ from holdfast.backends.base import Gone, Jot, Moved
 from holdfast.backends.postgres_reader import hash_of
 from holdfast.codec.records import SEQ_BITS, position
 from holdfast.codec.streams import STREAM_BITS
-from holdfast.errors import Corrupt, KeyTaken, SessionExists
+from holdfast.errors import Corrupt, InvalidRequest, KeyTaken, SessionExists
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,6 +85,8 @@ _END = " SELECT 1 FROM moved"
 # All or nothing: where a blob is missing, dividing by zero undoes the statement.
 _END_SHARED = " SELECT 1 / ((SELECT count(*) FROM shared) = %s)::int FROM moved"
 
+_LARGEST = 10**9
+"""Bytes of data in one change. A message has less than 2**30 of all kinds."""
 _NAMES = {"sessions_pkey", "sessions_hash_key", "heads_pkey"}
 
 
@@ -238,6 +240,21 @@ class Statement:
 
 def facet_hashes(facets: Sequence[tuple[int, bytes, bytes]]) -> set[tuple[int, bytes, bytes]]:
     return {(kind, hash_of(value), id) for kind, value, id in facets}
+
+
+def seconds(change: Change | Jot) -> float:
+    """How long sending a change may take on a slow line."""
+    return change.size() / 1e6
+
+
+def check_size(change: Change | Jot) -> None:
+    """Refuse what does not fit into a message: the server would end the connection in the midst."""
+    size = change.size()
+    if size > _LARGEST:
+        raise InvalidRequest(
+            f"{size:,} bytes of new data are too many for one save to PostgreSQL",
+            hint=f"save it in parts of less than {_LARGEST:,} bytes",
+        )
 
 
 def write(link: Link, change: Change | Jot) -> None:
