@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,26 +18,33 @@ import pytest
 import holdfast
 from holdfast import backends
 from holdfast.backends import files_catalog, group, memory, sqlite_checkpointer, sqlite_writer
+from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.sqlite import SqliteBackend
 from tests.home import TEXT, Home
+from tests.test_group import until
 
 FOLDER = str(Path(backends.__file__).parent)
 
 
-def is_with(frame: FrameType) -> bool:
-    """Where a block of `with` begins or ends: there Python looks for no signals."""
+def is_at(frame: FrameType, words: tuple[str, ...]) -> bool:
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return line.lstrip().startswith("with ")
+    return line.lstrip().startswith(words)
 
 
-def interrupted(n: int, do: Callable[[], Any], where: str = FOLDER) -> bool:
+WITH = ("with ",)
+"""Where a block of `with` begins or ends Python looks for no signals."""
+
+
+def interrupted(
+    n: int, do: Callable[[], Any], where: str = FOLDER, quiet: tuple[str, ...] = WITH
+) -> bool:
     """Whether a call was interrupted at the n-th line that it ran in a backend."""
     lines = itertools.count(1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(where):
             return None
-        if event == "line" and not is_with(frame) and next(lines) == n:
+        if event == "line" and not is_at(frame, quiet) and next(lines) == n:
             raise KeyboardInterrupt
         return trace
 
@@ -145,6 +153,37 @@ def test_what_gc_leaves_after_an_interrupt() -> None:
         if not struck:
             break
     assert n > 50
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a connection that is left to the collector
+@pytest.mark.parametrize("what", [saved, appended, loaded], ids=lambda what: what.__name__)
+def test_no_connection_is_lost_for_good(
+    tmp_path: Path, what: Callable[[Home], Callable[[], Any]]
+) -> None:
+    """At a sample of lines; the pool is of one, without which nobody could go on."""
+    home = Home("postgres", tmp_path, pool_size=1, timeout=3.0)
+    backend = home.store.backend
+    assert isinstance(backend, PostgresBackend)
+    other, elsewhere = home.session(), home.another()
+    other.save({"log": [TEXT] * 9})
+    with ThreadPoolExecutor(1) as thread:
+
+        def is_whole() -> bool:
+            thread.submit(home.session().load).result()
+            pool = backend._connections._pool
+            return pool is not None and pool.get_stats()["pool_available"] == 1
+
+        for n in itertools.count(1, 5):
+            # At a `try` no signal is looked for either, and a `with` around it would not notice.
+            struck = interrupted(n, what(home), quiet=(*WITH, "try:"))
+            given = other.append("log", f"{n} {TEXT}")
+            assert elsewhere.session("s").head == given
+            until(is_whole)
+            if not struck:
+                break
+    assert n > 20
+    assert home.store.verify(read_data=True).ok
+    home.give_back()
 
 
 def test_threads_that_write_the_log_back_end(

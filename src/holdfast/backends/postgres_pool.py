@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,8 @@ class Single:
         with self.lock:
             self._check_open()
             link = self._link
-            if link is None or link.closed:
+            if link is None or link.pgconn.transaction_status != TransactionStatus.IDLE:
+                self.release()
                 link = self._link = self._connect()
             link.deadline = deadline
             try:
@@ -79,6 +81,17 @@ class Single:
                 link.close()
 
 
+class _Loan:
+    """What a thread has taken, or is about to."""
+
+    __slots__ = ("__weakref__", "link", "pool")
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.pool: ConnectionPool[Link] | None = None
+        """Where it goes back to."""
+
+
 class Connections:
     """All connections of a store. Those of a forked parent are never touched."""
 
@@ -96,9 +109,8 @@ class Connections:
         self._saver = Single(hasty, self.check_open, _SAVER)
         self._pid = os.getpid()
         self._pool: ConnectionPool[Link] | None = None
-        self._held: dict[int, int] = {}
-        """By thread: how many it has."""
-        self._out = 0
+        self._loans: dict[weakref.ref[_Loan], int] = {}
+        """Which thread has it. An interrupt may strike anywhere: whoever is gone counts no more."""
 
     def check_open(self) -> None:
         if self._closed:
@@ -120,40 +132,56 @@ class Connections:
     @contextmanager
     def lend(self, deadline: float) -> Iterator[Link]:
         """A connection for one thread; psycopg's errors if there is none by the deadline."""
-        thread = threading.get_ident()
-        pool, link = self._take(thread, deadline)
-        link.deadline = deadline
+        loan = _Loan()
         try:
-            yield link
-        finally:
-            if os.getpid() == self._pid == link.owner:
-                self._give_back(thread, pool, link)
+            try:
+                link = self._take(loan, deadline)
+                link.deadline = deadline
+                yield link
+            finally:
+                self._give_back(loan)
+        finally:  # also if an interrupt has kept it from being given back
+            self._loans.pop(weakref.ref(loan), None)
 
-    def _take(self, thread: int, deadline: float) -> tuple[ConnectionPool[Link] | None, Link]:
+    def _take(self, loan: _Loan, deadline: float) -> Link:
+        thread = threading.get_ident()
         while True:
             with self._lock:
                 self.check_open()
                 pool = self._pool
                 if pool is None:
                     pool = self._pool = self._start()
-                full = self._out >= self._size
-                alone = full and self._held.get(thread, 0) > 0
-                self._held[thread] = self._held.get(thread, 0) + 1
-                self._out += 1
+                full = len(self._loans) >= self._size
+                alone = full and thread in self._loans.values()
+                self._loans[weakref.ref(loan, self._loans.pop)] = thread
+            if alone:
+                loan.link = link = self._target.connect()
+                return link
+            left = deadline - time.monotonic()
             try:
-                if alone:
-                    return None, self._target.connect()
-                try:
-                    left = deadline - time.monotonic()
-                    return pool, pool.getconn(max(left if full else min(left, _PATIENCE), 1e-3))
-                except PoolTimeout:
-                    if full or time.monotonic() >= deadline:
-                        raise
-                    return None, self._target.connect()  # or an error that tells why
-            except BaseException as e:
-                self._forget(thread)
-                if not isinstance(e, PoolClosed):  # which a fork does
+                loan.pool = pool
+                loan.link = link = pool.getconn(max(left if full else min(left, _PATIENCE), 1e-3))
+            except PoolClosed:  # which a fork does, and who replaces it
+                self._loans.pop(weakref.ref(loan), None)
+                continue
+            except PoolTimeout:
+                if full or time.monotonic() >= deadline:
                     raise
+                loan.pool, began = None, time.monotonic()
+                loan.link = link = self._target.connect()  # or an error that tells why
+                if time.monotonic() - began < _PATIENCE:
+                    self._replace_if_lossy(pool)
+            return link
+
+    def _replace_if_lossy(self, pool: ConnectionPool[Link]) -> None:
+        """A pool that gives none, though few are out and connecting is quick, counts some that are
+        lost: who is interrupted in its midst leaves one nowhere.
+        """
+        if pool.get_stats()["pool_size"] >= self._size:
+            with self._lock:
+                if self._pool is pool:
+                    self._pool = None
+            pool.close(_PATIENCE)
 
     def _start(self) -> ConnectionPool[Link]:
         return ConnectionPool(
@@ -168,23 +196,13 @@ class Connections:
             open=True,
         )
 
-    def _forget(self, thread: int) -> None:
-        with self._lock:
-            self._out -= 1
-            left = self._held.get(thread, 0) - 1
-            if left > 0:
-                self._held[thread] = left
-            else:
-                self._held.pop(thread, None)
-
-    def _give_back(self, thread: int, pool: ConnectionPool[Link] | None, link: Link) -> None:
-        self._forget(thread)
-        if link.pgconn.transaction_status != TransactionStatus.IDLE:
-            link.close()
-        if pool is None:
-            link.close()
-        else:
-            pool.putconn(link)
+    def _give_back(self, loan: _Loan) -> None:
+        link, pool = loan.link, loan.pool
+        if link is not None and os.getpid() == self._pid == link.owner:
+            if pool is None or link.pgconn.transaction_status != TransactionStatus.IDLE:
+                link.close()
+            if pool is not None:
+                pool.putconn(link)
 
     def distrust(self) -> None:
         """A connection broke; those that lie ready may be no better."""
