@@ -191,8 +191,13 @@ def campaign(known: Subject, file: str, damages: Sequence[Anything], check: Chec
     return campaigns(known, [(file, damage) for damage in damages], check)
 
 
-def campaigns(known: Subject, damages: Sequence[tuple[str, Anything]], check: Check) -> Report:
-    """The same for several files, each damaged on its own."""
+def campaigns(
+    known: Subject, damages: Sequence[tuple[str, Anything]], check: Check, *, until: str = ""
+) -> Report:
+    """The same for several files, each damaged on its own.
+
+    Or `until` a failure says that: a mutant need be caught only once.
+    """
     report = Report()
     rest = list(damages)
     while rest:
@@ -201,6 +206,8 @@ def campaigns(known: Subject, damages: Sequence[tuple[str, Anything]], check: Ch
             report.unharmed += verdict == "unharmed"
             if verdict not in {"", "unharmed"}:
                 report.failures.append(f"  {damage} of {file}: {verdict}")
+                if until and until in verdict:
+                    return report
         rest = list(damages)[report.tried :]
     return report
 
@@ -227,20 +234,22 @@ def _batch(
     child = processes.fork(run)
     done = 0
     alive = True
-    while done < len(damages):
-        before = len(child.said)
-        alive = alive and child.listen(SECONDS, until=before + 1)
-        verdicts = complete_lines(bytes(child.said))
-        for verdict in verdicts[done:]:
-            yield damages[done], verdict.decode()
-            done += 1
-        if not alive or len(child.said) == before:
-            break
-    if done < len(damages):
-        hung = alive
-        status = child.finish(0.0)
-        yield damages[done], "hangs" if hung else f"the process ended with {status}"
-    child.finish()
+    try:
+        while done < len(damages):
+            before = len(child.said)
+            alive = alive and child.listen(SECONDS, until=before + 1)
+            verdicts = complete_lines(bytes(child.said))
+            for verdict in verdicts[done:]:
+                done += 1
+                yield damages[done - 1], verdict.decode()
+            if not alive or len(child.said) == before:
+                break
+        if done < len(damages):
+            hung = alive
+            status = child.finish(0.0)
+            yield damages[done], "hangs" if hung else f"the process ended with {status}"
+    finally:
+        child.finish(0.0 if done < len(damages) else 60.0)
 
 
 def _put(known: Subject, folder: Path, file: str, damage: Anything) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import mmap
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,9 @@ from .checking import findings, scratch
 from .ledger import Ledger, complete_lines
 from .workload import Backend, State, Step, url_of
 from .writer import Line, Writer
+
+# What makes a call where all is Python: strace, which costs as much as the run, need not be asked.
+INSIDE = {"pwrite64": ["pwrite"], "fsync": ["fsync"], "rename": ["rename", "replace"]}
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,24 @@ def campaign(
     script: str = "short",
     make: Make = Writer,
     limit: int = 10_000,
+    first: int = 1,
     stride: int = 1,
     backend: Backend = "sqlite",
+    until: Sequence[str] = (),
 ) -> Report:
-    """Let every n-th call fail in turn, until a run is through before it comes to that."""
+    """Let every n-th call fail in turn, until a run is through before it comes to that.
+
+    Or `until` a failure says one of these: a mutant need be caught only once.
+    """
     report = Report()
-    for n in range(1, limit, stride):
+    inside = backend == "files" and fault.call in INSIDE
+    for n in range(first, limit, stride):
         with scratch() as folder:
             steps = workload.SCRIPTS[script]()
-            child, injected = run(fault.at(n), folder, steps, make, backend)
+            if inside:
+                child, injected = run_inside(fault, n, folder, steps, make, backend)
+            else:
+                child, injected = run(fault.at(n), folder, steps, make, backend)
             report.runs += 1
             if not injected:
                 return report
@@ -87,6 +101,8 @@ def campaign(
             if found:
                 told = ledger.errors[:1] or ["no error"]
                 report.failures.append(f"  {fault.at(n)} ({told[0]}): {'; '.join(found[:3])}")
+                if any(what in report.failures[-1] for what in until):
+                    return report
     raise AssertionError(f"still failing at {limit}")
 
 
@@ -109,6 +125,18 @@ def run(
     backend: Backend = "sqlite",
 ) -> tuple[processes.Child, int]:
     """Run a writer of a kind under strace; also tells how many calls were made to fail."""
+    child, trace = traced(inject, folder, steps, make, backend)
+    return child, trace.count(b"(INJECTED)")
+
+
+def traced(
+    inject: str,
+    folder: Path,
+    steps: list[Any],
+    make: Callable[[str, int], Any],
+    backend: Backend,
+) -> tuple[processes.Child, bytes]:
+    """The same with all that strace has noted of such calls."""
     warm_up(backend)
     go, gate = os.pipe()
 
@@ -120,8 +148,8 @@ def run(
 
     child = processes.fork(write)
     os.close(go)
-    traced = folder.with_suffix(".trace")
-    command = ["strace", "-f", "-p", str(child.pid), "-o", str(traced)]
+    notes = folder.with_suffix(".trace")
+    command = ["strace", "-f", "-p", str(child.pid), "-o", str(notes)]
     command += ["-e", f"trace={inject.partition(':')[0]}", "-e", f"inject={inject}"]
     if inject.startswith("openat") and backend == "sqlite":
         # The others touch nothing but the store; nor does this one, where all is Python.
@@ -137,8 +165,75 @@ def run(
             os.write(gate, b"!")
             child.finish()
             strace.stderr.read()
-        return child, traced.read_bytes().count(b"(INJECTED)")
+        return child, notes.read_bytes()
     finally:
         os.close(gate)
         child.finish()
-        traced.unlink(missing_ok=True)
+        notes.unlink(missing_ok=True)
+
+
+# -- without strace --------------------------------------------------------------------------------
+
+
+class Calls:
+    """Counts the calls of one kind in this process and those forked from here, and lets some fail.
+
+    Only those made by functions of `os`: a test sees to it that no others are made.
+    """
+
+    def __init__(self) -> None:
+        self._shared = memoryview(mmap.mmap(-1, 16)).cast("q")
+
+    @property
+    def made(self) -> int:
+        return self._shared[0]
+
+    @property
+    def failed(self) -> int:
+        return self._shared[1]
+
+    def count(self, fault: Fault, n: int = 0) -> None:
+        """From here on, and for good; the n-th call fails."""
+        code = getattr(errno, fault.error)
+        for name in INSIDE[fault.call]:
+            setattr(os, name, self._counting(getattr(os, name), code, fault.forever, n))
+
+    def _counting(self, call: Any, code: int, forever: bool, n: int) -> Any:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            self._shared[0] += 1
+            if self.made == n or (forever and self.made > n > 0):
+                self._shared[1] += 1
+                raise OSError(code, os.strerror(code))
+            return call(*arguments, **more)
+
+        return counted
+
+
+def run_inside(
+    fault: Fault, n: int, folder: Path, steps: list[Any], make: Make, backend: Backend
+) -> tuple[processes.Child, int]:
+    """What `run` does, for a backend whose calls are all made by Python."""
+    warm_up(backend)
+    calls = Calls()
+
+    def write(out: int) -> None:
+        calls.count(fault, n)
+        make(url_of(folder, backend), out).run(steps)
+
+    child = processes.fork(write)
+    child.finish()
+    return child, calls.failed
+
+
+def counted(call: str, script: str, backend: Backend) -> tuple[int, int]:
+    """How many calls of a kind one run makes: as counted inside, and by strace."""
+    calls = Calls()
+
+    def make(url: str, out: int) -> Writer:
+        calls.count(Fault(call, "EIO"))
+        return Writer(url, out)
+
+    with scratch() as folder:
+        never = f"{call}:error=EIO:when=65535"
+        _, trace = traced(never, folder, workload.SCRIPTS[script](), make, backend)
+    return calls.made, trace.count(f" {call}(".encode())

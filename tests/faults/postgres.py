@@ -7,13 +7,14 @@ connection breaks in the middle of it.
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import takewhile
 
 import psycopg
 
@@ -38,6 +39,7 @@ class Report:
     acknowledged: int = 0
     faults: int = 0
     unread: int = 0
+    swallowed: int = 0  # answers
     failures: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -64,8 +66,12 @@ def campaign(
     sabotage: Callable[[], None] | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
     seconds: float = 120.0,
+    enough: Callable[[], bool] = lambda: True,
 ) -> Report:
-    """Let writers work `through` a proxy, say, and then look at what there is at `url`."""
+    """Let writers work `through` a proxy, say, and then look at what there is at `url`.
+
+    They take so many steps, and more until they see that it is `enough`.
+    """
     holdfast.open(url, create=True).close()
 
     def start(number: int) -> processes.Child:
@@ -75,7 +81,8 @@ def campaign(
             writer = PatientWriter(through or url, out, seed=seed + number, durability=durability)
             writer.n = number << 20
             work = workload.endless(seed + number, [f"session {number}"], WEIGHTS)
-            writer.run(islice(work, steps))
+            lasting = takewhile(lambda each: each[0] < steps or not enough(), enumerate(work))
+            writer.run(step for _, step in lasting)
 
         return processes.fork(run)
 
@@ -161,10 +168,15 @@ class Crash:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.count = 0
+        self._shared = memoryview(mmap.mmap(-1, 8)).cast("q")
+
+    @property
+    def count(self) -> int:
+        """How often so far, as processes see it that were forked before."""
+        return self._shared[0]
 
     def __call__(self) -> None:
         self._server.kill()
         time.sleep(0.05)
         self._server.start()
-        self.count += 1
+        self._shared[0] += 1

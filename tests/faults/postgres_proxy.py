@@ -30,6 +30,8 @@ class Proxy:
 
     def __init__(self, port: int, *, every: int, seed: int = 0) -> None:
         self.fates: Counter[str] = Counter()
+        self.swallowed = 0  # answers
+        self._deck: list[str] = []
         self._port, self._every = port, every
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
@@ -112,13 +114,18 @@ class Proxy:
             while data := server.recv(1 << 16):
                 if not deaf.is_set():
                     client.sendall(data)
+                else:
+                    self.swallowed += 1
         if not deaf.is_set():
             self._cut(client)
 
     def _fate(self) -> str:
         with self._lock:
             if self._every and not self._rng.randrange(self._every):
-                return self._rng.choices([*FATES], [*FATES.values()])[0]
+                if not self._deck:  # each as often as it should be, sooner or later
+                    self._deck = [fate for fate, often in FATES.items() for _ in range(often)]
+                    self._rng.shuffle(self._deck)
+                return self._deck.pop()
         return ""
 
     @staticmethod

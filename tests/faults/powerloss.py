@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from . import tracing
 from .checking import findings, scratch
@@ -28,8 +28,8 @@ from .journal import FLEETING, Journal
 from .ledger import Ledger
 from .workload import Backend, url_of
 
-EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before anything torn
-FEW = 4  # with fewer states than that at a moment, even "none" and "all" are left to chance
+EXHAUSTIVE = 6  # up to so many pending changes, every subset comes before most that is torn
+FEW = 4  # with fewer states than that at a moment, the kinds of choices take turns
 STALE = 40  # so many known states in a row, and a moment is exhausted
 LOADS = 12  # acknowledged checkpoints that are loaded and compared in each state
 _usual = partial(findings, loads=LOADS)
@@ -61,14 +61,21 @@ class Report:
     failures: int = 0
     lost: int = 0  # failures in which something acknowledged is lost or another
     spent: int = 0  # points at which there was nothing new any more
+    mixed: int = 0  # states with some changes, and without others
+    torn: int = 0  # those with a part of a write
     examples: list[str] = field(default_factory=list)
 
     def is_of(self, states: int) -> bool:
         """Whether about so many were tried, or all that there are."""
-        return self.states > states // 4 or self.spent == self.points > 0
+        return self.states >= states * 3 // 4 or self.spent == self.points > 0
+
+    def is_varied(self) -> bool:
+        """Whether many of the states are neither all nor nothing, and some torn in addition."""
+        return self.mixed + self.torn >= self.states // 3 and self.torn >= self.states // 20
 
     def __str__(self) -> str:
-        tried = f"{self.points} points ({self.spent} spent), {self.states} states"
+        kinds = f"{self.mixed} mixed, {self.torn} torn"
+        tried = f"{self.points} points ({self.spent} spent), {self.states} states ({kinds})"
         lines = [f"{tried}, {self.failures} failures, {self.lost} with losses"]
         return "\n".join([*lines, *self.examples])
 
@@ -108,13 +115,15 @@ def campaign(
     check: Callable[..., list[str]] = _usual,
     moments: Callable[[Event], bool] | None = None,
     newest: bool = False,
+    until: Literal["", "failures", "lost"] = "",
 ) -> Report:
     """Check about `states` disks after a power loss; part (i, n) takes every n-th moment from i.
 
     `moments` are those after events for which it is true; otherwise all that can tell anything.
     `check` tells what is wrong with a store, given what its writer has said to `ledger`. `newest`
     begins each moment with what may have become of the newest change: hints are never synced, and
-    would be most of what a small sample loses and tears.
+    would be most of what a small sample loses and tears. `until` the report has one of these: a
+    mutant need be caught only once.
     """
     rng = random.Random(f"{seed}/{part}")
     chosen = moments or is_moment
@@ -134,8 +143,12 @@ def campaign(
             continue
         share = max(1, (states - report.states) // left[place])  # what others left over included
         before = report.states
-        for choice, state in _states(disk, ledger, share, seen, rng, newest=newest):
+        turn = len(places) - left[place]
+        for choice, state in _states(disk, ledger, share, seen, rng, turn=turn, newest=newest):
             report.states += 1
+            kind = _kind(choice)
+            report.mixed += kind == "mixed"
+            report.torn += kind == "torn"
             with scratch() as folder:
                 state.put(folder)
                 url = url_of(folder, recording.backend)
@@ -145,6 +158,8 @@ def campaign(
                 report.lost += any(each.startswith(("lost:", "wrong state:")) for each in found)
                 if len(report.examples) < 10:
                     report.examples.append(_describe(place, disk.pending, choice, ledger, found))
+            if until and getattr(report, until):
+                return report
         report.spent += report.states - before < share
     return report
 
@@ -163,11 +178,13 @@ def _states(
     seen: set[tuple[bytes, int]],
     rng: random.Random,
     *,
+    turn: int,
     newest: bool,
 ) -> Iterator[tuple[Choice, State]]:
     """Up to `wanted` disks that were not seen with these promises before."""
     stale = 0
-    for choice in _choices(disk.pending, rng, few=wanted < FEW, newest=newest):
+    turns = None if wanted >= FEW else turn
+    for choice in _choices(disk.pending, rng, turn=turns, newest=newest):
         state = disk.state(choice)
         key = (state.key(), ledger.acknowledged)
         stale = stale + 1 if key in seen else 0
@@ -180,32 +197,51 @@ def _states(
 
 
 def _choices(
-    pending: list[Change], rng: random.Random, *, few: bool, newest: bool
+    pending: list[Change], rng: random.Random, *, turn: int | None, newest: bool
 ) -> Iterator[Choice]:
-    """Which pending changes have reached the disk: telling subsets first, then random ones."""
+    """Which pending changes have reached the disk: telling subsets first, then random ones.
+
+    With a `turn` only few are going to be taken, and another kind of them comes first each time.
+    """
     count = len(pending)
     if newest and count:
         telling = list(_around(pending, count - 1, rng))
         rng.shuffle(telling)
         yield from telling
-    if few:
-        yield [rng.choice([0, WHOLE])] * count
-    else:
-        yield [0] * count
-        yield [WHOLE] * count
-    if count <= EXHAUSTIVE and not few:
-        for bits in range(1 << count):
+    torn = _some(pending, rng, torn=True)  # which is not possible at many moments
+    kinds = [[0] * count, _some(pending, rng), [WHOLE] * count, torn]
+    if turn is not None:
+        yield from (kinds[turn % 4], torn, *kinds)
+        while True:
+            yield _some(pending, rng, torn=rng.random() < 0.5)
+    yield from ([0] * count, [WHOLE] * count, torn, _some(pending, rng, torn=True))
+    if count <= EXHAUSTIVE:
+        for bits in rng.sample(range(1 << count), 1 << count):
             yield [-(bits >> place & 1) for place in range(count)]
     for last in rng.sample(range(count), count):
         telling = list(_around(pending, last, rng))
         rng.shuffle(telling)
         yield from telling
     while True:
-        often, torn = rng.choice([0.1, 0.5, 0.9]), rng.choice([0.0, 0.2, 0.6])
+        often, parts = rng.choice([0.1, 0.5, 0.9]), rng.choice([0.0, 0.2, 0.6])
         yield [
-            (_torn(change, rng) if rng.random() < torn else WHOLE) if rng.random() < often else 0
+            (_torn(change, rng) if rng.random() < parts else WHOLE) if rng.random() < often else 0
             for change in pending
         ]
+
+
+def _some(pending: list[Change], rng: random.Random, *, torn: bool = False) -> Choice:
+    """Neither none nor all, where that is possible: around one change, more often a late one."""
+    wide = [place for place, change in enumerate(pending) if _sectors(change) > 1]
+    places = wide if torn and wide else range(len(pending))
+    if not places:
+        return []
+    last = max(rng.choice(places), rng.choice(places))
+    telling = list(_around(pending, last, rng))
+    chosen = rng.choice(telling[4:] if torn and wide else telling[:4])
+    if rng.random() < 0.3:
+        return [m if at == last else rng.choice([0, WHOLE]) for at, m in enumerate(chosen)]
+    return chosen
 
 
 def _around(pending: list[Change], last: int, rng: random.Random) -> Iterator[Choice]:
@@ -222,11 +258,21 @@ def _around(pending: list[Change], last: int, rng: random.Random) -> Iterator[Ch
 
 def _torn(change: Change, rng: random.Random) -> int:
     """A mask of sectors: a beginning, an end, or any of them."""
-    count = change.sectors if isinstance(change, Write) else 1
+    count = _sectors(change)
     if count == 1:
         return rng.choice([0, WHOLE])
     whole, cut = (1 << count) - 1, rng.randrange(1, count)
-    return rng.choice([(1 << cut) - 1, whole ^ ((1 << cut) - 1), rng.getrandbits(count)])
+    return rng.choice([(1 << cut) - 1, whole ^ ((1 << cut) - 1), rng.randrange(1, whole)])
+
+
+def _sectors(change: Change) -> int:
+    return change.sectors if isinstance(change, Write) else 1
+
+
+def _kind(choice: Choice) -> Literal["", "mixed", "torn"]:
+    if any(mask not in (0, WHOLE) for mask in choice):
+        return "torn"
+    return "mixed" if len(set(choice)) > 1 else ""
 
 
 def _describe(

@@ -11,7 +11,9 @@ FAULTS = [
     ("pwrite64", "EIO"),
     ("pwrite64", "ENOSPC"),
     ("fdatasync", "EIO"),
+    ("fdatasync", "ENOSPC"),
     ("fsync", "EIO"),
+    ("fsync", "ENOSPC"),
     ("ftruncate", "EIO"),
     ("openat", "EMFILE"),
     ("link", "EIO"),
@@ -34,6 +36,7 @@ def test_the_same_while_gc_frees(rounds, call, error):
     """Each failing call in turn, but the first ones: those of opening and saving are above."""
     report = failing_io.campaign(Fault(call, error), script="tidy", stride=rounds(3, torture=1))
     print(report)
+    assert report.injected
     assert not report.failures, str(report)
 
 

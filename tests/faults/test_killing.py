@@ -20,6 +20,13 @@ def test_nothing_acknowledged_is_lost(rounds, writers, seed):
 
 
 def test_mutant_that_acknowledges_before_it_saves():
-    report = killing.campaign(60, make=killing.AcknowledgesFirst)
+    told = "neither acknowledged nor attempted"
+    report = killing.campaign(60, make=killing.AcknowledgesFirst, until=told)
     print(report)
-    assert any("neither acknowledged nor attempted" in found for found in report.failures)
+    assert any(told in found for found in report.failures)
+
+
+def test_mutant_that_commits_in_two_transactions():
+    report = killing.campaign(120, make=killing.ItemsLater, until="unreadable: ")
+    print(report)
+    assert any("unreadable: " in found for found in report.failures)

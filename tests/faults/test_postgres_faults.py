@@ -48,6 +48,7 @@ def lossy(server: servers.Server, url: str, steps: int, **more: Any) -> postgres
     with Proxy(server.port, every=40) as proxy:
         report = postgres.campaign(url, steps, through=through(proxy, server, url), **more)
     report.faults = sum(count for fate, count in proxy.fates.items() if fate)
+    report.swallowed = proxy.swallowed
     print(report, dict(proxy.fates))
     return report
 
@@ -64,6 +65,7 @@ def caught(whats: tuple[str, ...], *arguments: Any, **more: Any) -> bool:
 def test_every_unknown_outcome_is_resolved(server, url, rounds):
     report = lossy(server, url, rounds(150, torture=20_000))
     assert report.faults > 10
+    assert report.swallowed
     assert not report.failures, str(report)
 
 
@@ -118,10 +120,10 @@ def test_the_server_is_killed_during_commits(server, url, rounds):
     crash = postgres.Crash(server)
     steps = rounds(150, torture=5_000)
     often = postgres.often(crash, least=0.2, most=0.6, times=rounds(8, torture=2_000))
-    report = postgres.campaign(url, steps, meanwhile=often)
+    report = postgres.campaign(url, steps, meanwhile=often, enough=lambda: crash.count >= 4)
     report.faults = crash.count
     print(report)
-    assert report.faults >= 1
+    assert report.faults >= 4
     assert not report.failures, str(report)
 
 
@@ -302,11 +304,13 @@ def killed(url: str, monkeypatch: pytest.MonkeyPatch, kills: int, **more: Any) -
 
 
 def test_killed_writers(url, monkeypatch, rounds):
-    report = killed(url, monkeypatch, rounds(15, torture=1_000))
-    assert report.acknowledged
+    kills = rounds(60, torture=1_000)
+    report = killed(url, monkeypatch, kills)
+    assert report.acknowledged > kills // 4
     assert not report.failures, str(report)
 
 
 def test_mutant_that_acknowledges_before_it_saves(url, monkeypatch):
-    report = killed(url, monkeypatch, 60, make=killing.AcknowledgesFirst)
-    assert any("neither acknowledged nor attempted" in found for found in report.failures)
+    told = "neither acknowledged nor attempted"
+    report = killed(url, monkeypatch, 60, make=killing.AcknowledgesFirst, until=told)
+    assert any(told in found for found in report.failures)

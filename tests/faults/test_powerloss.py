@@ -30,6 +30,7 @@ def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
     )
     print(report)
     assert report.is_of(states)
+    assert report.is_varied()
     assert not report.failures, str(report)
 
 

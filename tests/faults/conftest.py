@@ -1,0 +1,17 @@
+"""What makes campaigns on plain files cheaper."""
+
+import functools
+
+import pytest
+
+from holdfast.backends import files_streams, files_text
+
+
+@pytest.fixture
+def parsed_once(monkeypatch):
+    """Files are read as often as ever, but what is in them is parsed once.
+
+    Damaged stores have most of their files in common, and parsing those was half of a check.
+    """
+    for module, name in ((files_text, "hide_checkpoint"), (files_streams, "hide")):
+        monkeypatch.setattr(module, name, functools.lru_cache(8192)(getattr(module, name)))

@@ -1,0 +1,78 @@
+"""Any bit flipped, any file cut short or gone, in a store of plain files."""
+
+import functools
+import os
+import random
+import re
+
+import pytest
+
+from holdfast.codec import rows
+
+from . import bitrot, subjects
+from .bitrot import Damage, Removal
+from .test_bitrot import Agreeable
+
+pytestmark = pytest.mark.usefixtures("parsed_once")
+
+FLIPS = int(os.environ.get("HOLDFAST_FLIPS", "0")) or 1 << 40  # all there are
+SAY = re.compile(r"/(checkpoints|streams)/|/log\.jsonl$")  # the files that say what was saved
+subject = functools.cache(functools.partial(subjects.subject, closed=True, backend="files"))
+
+
+def spots(
+    files: dict[str, bytes], several: int, *, flips: bool, seed: str
+) -> list[tuple[str, Damage]]:
+    """`several` bits or lengths of each file that says what was saved, and one of each other."""
+    rng, found = random.Random(seed), list[tuple[str, Damage]]()
+    for file, data in files.items():
+        wanted = several if SAY.search(file) else max(several // 4, 1)
+        every = len(data) * 8 if flips else len(data)
+        chosen = set(rng.sample(range(every), min(wanted, every)))
+        if flips:
+            found += [(file, Damage(bit // 8, bit % 8)) for bit in chosen]
+            continue
+        ends = [line.end() for line in re.finditer(b"\n", data[:-1])]
+        if ends and wanted > 1:  # between lines nothing looks like a cut
+            chosen.add(rng.choice(ends))
+        found += [(file, Damage(length)) for length in chosen]
+    return found
+
+
+CHECKS = [
+    ("small", subjects.original_or_error),
+    ("small", subjects.repaired),
+    ("tidy", subjects.repaired),  # where a lost line of the log may bring back what was deleted
+]
+
+
+@pytest.mark.parametrize(("script", "check"), CHECKS)
+@pytest.mark.parametrize("flips", [True, False], ids=["flipped", "cut"])
+def test_damaged_files(rounds, flips, script, check):
+    known = subject(script=script)
+    several = rounds(3, torture=max(3, FLIPS // len(known.files)))
+    damages = spots(known.files, several, flips=flips, seed=f"{script} {check.__name__}")
+    assert {file for file, _ in damages} == known.files.keys()
+    report = bitrot.campaigns(known, damages, check)
+    print(report)
+    assert report.tried == len(damages)
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize(("script", "check"), CHECKS)
+def test_missing_files(script, check):
+    known = subject(script=script)
+    report = bitrot.campaigns(known, [(file, Removal()) for file in known.files], check)
+    print(report)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_does_not_compare_digests(monkeypatch):
+    known = subject(script="small")
+    monkeypatch.setattr(rows, "xxh3_64_digest", lambda body, seed: Agreeable(8))
+    [stream] = [file for file in known.files if "/streams/" in file]
+    damages = [(stream, flip) for flip in bitrot.flips(known.files[stream], 30)]
+    told = "a different answer"
+    report = bitrot.campaigns(known, damages, subjects.original_or_error, until=told)
+    print(report)
+    assert any(told in found for found in report.failures)
