@@ -18,7 +18,7 @@ from holdfast.backends.files_identity import Identity
 from holdfast.backends.files_ledger import STREAMS, Ledger, status
 from holdfast.codec import portable
 from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
-from holdfast.errors import UNREADABLE, Corrupt, Unavailable
+from holdfast.errors import UNREADABLE, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +141,7 @@ class Catalog:
         self._whole = False
         for gone in self._folders.keys() - names:
             self._drop(gone)
-        for name in names:
+        for name in sorted(names):
             known, version = self._folders.get(name), _version(f"{self.root}/{name}/{SESSION}")
             if known is None or known.version != version:
                 self._drop(name)
@@ -200,16 +200,23 @@ class Catalog:
             return list(self._names.get(name, ()))
 
     def refuse_lost(self, name: bytes) -> None:
-        """Corrupt if checkpoints lie where a session of this name would, and nobody knows whose."""
+        """Corrupt if a session of this name may be there, and cannot be told from others."""
         with self._lock:
             place = self.root / escape(name)
-            if self._folders.get(place.name, self) is None and _identify(place) is None:
-                records = place / CHECKPOINTS
-                if records.is_dir() and any(records.iterdir()):
-                    raise Corrupt(
-                        f"the folder {place} has checkpoints, but does not tell of which session",
-                        hint=f"put back its {SESSION} or its log, or move it away",
-                    )
+            if self._folders.get(place.name, self) is not None:
+                return
+            identity = _identify(place)
+            if identity is not None and name in identity.names:
+                raise Corrupt(
+                    f"the folder {place} has the number of another session",
+                    hint="one of the two is of another store: move it away, and copy() it there",
+                )
+            records = place / CHECKPOINTS
+            if identity is None and records.is_dir() and any(records.iterdir()):
+                raise Corrupt(
+                    f"the folder {place} has checkpoints, but does not tell of which session",
+                    hint=f"put back its {SESSION} or its log, or move it away",
+                )
 
     def unknown(self) -> list[str]:
         """Folders that are nobody's, as far as can be told."""
@@ -439,9 +446,3 @@ def _find_records(ledger: Ledger) -> None:
         if id is not None:
             ledger.add(int(digits), id)
             ledger.found.add(int(digits))
-
-
-def gone(path: Path) -> Unavailable:
-    return Unavailable(
-        f"{path} was freed by gc while it was read", hint="nothing is lost; try again"
-    )

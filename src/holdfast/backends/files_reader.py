@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import files_counters, files_journal, files_streams, files_text
 from holdfast.backends.base import Lease, Reader, Turnover
-from holdfast.backends.files_catalog import CHECKPOINTS, gone, identity_of
+from holdfast.backends.files_catalog import CHECKPOINTS, identity_of
 from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,9 @@ class FilesReader(Reader):
         except FileNotFoundError:
             now = self._catalog.ledger(session)
             if now is None or seq not in now.ids:
-                raise gone(path) from None
+                raise Unavailable(
+                    f"{path} was freed by gc while it was read", hint="nothing is lost; try again"
+                ) from None
             return None
         return ledger.ids[seq], files_text.hide_checkpoint(text)
 
