@@ -15,6 +15,7 @@ import holdfast
 from holdfast import clock
 from holdfast.backends import disk
 from holdfast.backends.base import Change
+from holdfast.backends.files_reader import FilesReader
 from holdfast.backends.files_writer import Home
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.live import Live
@@ -282,8 +283,9 @@ def test_what_a_killed_save_has_left_of_streams_is_freed(path: Path, torn: bool)
 
 @pytest.mark.parametrize(
     ("name", "moment"),
-    [("s", "mark_all"), ("s", "trim"), ("s", "compact"), ("new", "mark_all"), ("new", "compact")],
-)
+    [("s", "_settle"), ("s", "mark_all"), ("s", "trim"), ("s", "compact"),
+     ("new", "_settle"), ("new", "mark_all"), ("new", "compact")],
+)  # fmt: skip
 def test_what_a_save_has_left_may_count_by_the_time_it_would_go(
     path: Path, name: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,19 +295,23 @@ def test_what_a_save_has_left_may_count_by_the_time_it_would_go(
     state = {"other": [f"{n} {TEXT}" for n in range(30)]}
     with cut_short() as cut:
         store.session(name).save(state)
-    where: Any = Live if moment == "mark_all" else store.backend
+    where: Any = {"_settle": FilesReader, "mark_all": Live}.get(moment, store.backend)
     real = getattr(where, moment)
 
     def late(*given: Any) -> Any:
+        seen = real(*given) if moment == "_settle" else None
         if cut:
             store.backend.commit(cut.pop())
-        return real(*given)
+            store.session("another").save(state)
+            store.session(name).fork("fork")
+        return seen or real(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(where, moment, late)
         store.gc()
     assert not cut
     for each in (store, soft_at(path)):
+        assert each.session("another").load() == each.session("fork").load() == state
         assert each.session(name).load() == state
         assert each.verify(read_data=True).ok
 
