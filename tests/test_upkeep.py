@@ -374,7 +374,8 @@ def test_the_newest_that_loads_becomes_the_head(home: Home, kind: str) -> None:
         session.redo()
     assert session.load()["i"] == head
     saved = session.save({"i": "on"})
-    assert (saved.parent, saved.seq) == (all_ids[head], 6)
+    # With the row it is lost whether there was one more: its number is left out.
+    assert (saved.parent, saved.seq) == (all_ids[head], 6 + row_gone)
     again = home.store.repair()
     assert [r.moved for r in again] == [None] * bool(lost)
     assert home.session("sound").load()["i"] == 1
