@@ -127,19 +127,15 @@ def hide_checkpoint(text: bytes) -> bytes:
     try:
         shown = portable.loads(text)
         row = hide_row(shown["row"]) if "row" in shown else _hide_record(shown)
-        # Whatever else may have happened to the file: it says what it said. One that was shown raw,
-        # by a version that gave up deep in the stack, is as sound as the row's digest.
+        # Whatever else may have happened to the file: it says what it said. What was shown raw, as
+        # could once happen to callers deep in the stack, is as sound as the row's digest.
         id = ids.from_text(shown["id"])
-        same = id is not None and is_same(show_checkpoint(shown["seq"], id, row), text)
-        if not same and not (_is_raw(shown, text) and is_same(lay_out(shown), text)):
+        raw = ("row" in shown or RAW in text) and is_same(lay_out(shown), text)
+        if id is None or not (raw or is_same(show_checkpoint(shown["seq"], id, row), text)):
             raise ValueError
     except (*_MALFORMED, Corrupt):
         return b"a file that is damaged"
     return row
-
-
-def _is_raw(shown: dict[str, Any], text: bytes) -> bool:
-    return "row" in shown or RAW in text
 
 
 def _show_record(row: bytes) -> dict[str, Any]:
