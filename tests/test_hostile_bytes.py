@@ -231,8 +231,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "blame": lambda s: s.blame("x.0.0.0.a"),
     "fork": lambda s: s.fork("other"),
     "verify": lambda s: s.verify(),
-    "find": lambda s: [*s.store.find(text="needle")],
-    "gc": lambda s: s.store.gc(),
 }
 
 
@@ -246,6 +244,16 @@ def test_hostile_references_are_refused(case):
     assert session.load("@~1") == {"x": 1}
     for use in USES.values():
         only_ours(use, plant(root, streams))
+
+
+@pytest.mark.parametrize("case", [case for case in PLANTED if "in itself" in case or "two" in case])
+def test_references_in_a_circle_are_refused(case):
+    for use in (
+        lambda s: [*s.store.find(text="needle")],
+        lambda s: s.store.gc(),
+        lambda s: s.store.copy(holdfast.open("memory:")),
+    ):
+        only_ours(use, plant(*PLANTED[case]))
 
 
 @pytest.mark.parametrize("size", [600, 1 << 50], ids=["the record", "a huge record"])

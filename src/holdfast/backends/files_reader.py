@@ -345,12 +345,10 @@ class FilesReader(Reader):
             low = max(after + 1 - base, 0)
             if low >= MAX_ITEMS:
                 continue
-            lines = self._streams.lines(path, low, limit - len(out))
-            # What was committed since we looked at the log is nobody's concern here.
-            high, left = self._committed(stream, path), left_from(self._home, stream, path)
-            for n, text in lines:
-                if high <= n < left:
-                    break
+            # All of them: a log that has lost lines does not tell which count, and gc has to know
+            # what any refers to. Those behind are marked, and go only if they still do not count.
+            high = self._committed(stream, path)
+            for n, text in self._streams.lines(path, low, limit - len(out)):
                 line = files_streams.hide(text)
                 begin = line.row[:9] if line is not None else b""
                 out.append((base | n, len(text), begin + LEFT if n >= high else begin))
