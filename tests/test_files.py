@@ -269,6 +269,47 @@ def test_a_session_of_another_store_is_never_taken_for_ours(path, opened, brough
         assert len(filestore.lines(items)) == len(theirs["log"]) + 1
 
 
+@pytest.mark.parametrize("opened_before", [False, True])
+@pytest.mark.parametrize("name", ["a brought one", "theirs"])
+def test_two_sessions_of_one_number_are_not_told_apart(path, opened, name, opened_before):
+    """Whichever is found first: neither is begun anew, nor taken for a copy of the other."""
+    with holdfast.open(f"files:{path.parent}/other", durability="normal") as other:
+        other.session(name).save({"n": 3})
+    store = opened()
+    for n in range(2):
+        store.session("ours").save({"n": n})
+    store.session("ours").fork("child")
+    known = filled(store, "fine")
+    store.session("gone").save({})
+    store.session("gone").delete()
+    if not opened_before:
+        store = opened()
+    shutil.copytree(path.parent / "other" / "sessions" / name, path / "sessions" / name)
+    for each in ("ours", name):
+        for act in (
+            lambda session: session.load(),
+            lambda session: session.save({}),
+            lambda session: session.exists(),
+            lambda session: session.store.session("fine").fork(session.name),
+        ):
+            with pytest.raises(Corrupt, match=f"sessions/{min(name, 'ours')} and in sessions/"):
+                act(store.session(each))
+    with pytest.raises(Corrupt, match="and in"):
+        store.session("child").load("@~1")  # ours, by its number
+    assert [p.what for p in store.verify().problems if "and in" in p.what]
+    for refused in (store.gc, store.repair, lambda: store.backup(path.parent / "copy")):
+        with pytest.raises(Corrupt, match="and in"):
+            refused()
+    loads(store, known, "fine")
+    store.session("new").save({})
+    (path / "sessions" / name).rename(path.parent / "away")
+    for again in (store, opened()):
+        assert again.session("ours").load() == {"n": 1}
+        assert not again.session(name).exists()
+        assert again.verify(read_data=True).ok
+    store.gc()
+
+
 @pytest.mark.parametrize("place", [
     "version", "locks/turns", "locks/names", "locks/counters", "locks/blobs", "sessions/s/head",
     "sessions/s/journal", "sessions/s/journal.jsonl", "sessions/s/lease", "sessions/s/lease.new",
@@ -878,6 +919,47 @@ def test_counters_that_are_lost_are_counted_anew(path, opened, text):
     loads(store, filled(store, "new"), "new")
     loads(store, known)
     assert store.verify(read_data=True).ok
+
+
+def test_older_counters_give_no_number_again(path, opened):
+    """A backup was put back over newer sessions, as by cp, rsync or a checkout in git."""
+    opened().session("old").save({"n": 1})
+    older = (path / "counters.json").read_bytes()
+    saved = {name: {"log": [f"{name} {n} {ITEM}" for n in range(20)]} for name in ("ann", "old")}
+    opened().session("ann").save(saved["ann"])
+    made_up = path / "sessions" / "ann" / "streams" / f"{'9' * 12}.jsonl"
+    made_up.write_text("")  # nobody has counted so far, nor can anybody go on from there
+    (path / "counters.json").write_bytes(older)
+    store = opened()
+    assert store.session("ann").load() == saved["ann"]
+    store.session("old").save(saved["old"])
+    store.session("bob").save({"n": 2})
+    for again in (store, opened()):
+        assert {name: again.session(name).load() for name in saved} == saved
+        assert again.session("bob").load() == {"n": 2}
+        assert again.verify(read_data=True).ok
+
+
+def test_a_number_that_is_taken_is_not_written_to(path, opened):
+    """Who had reserved it when the counters were put back."""
+    store = opened()
+    known = filled(store, "ann")
+    loads(store, known, "ann")
+    [stream] = (path / "sessions" / "ann" / "streams").iterdir()
+    with store.backend.reader() as reader:
+        number = reader.session(b"ann")[0]
+    store._numbers["session"] = (number, 1)
+    with pytest.raises(Corrupt, match=r"taken by .*ann"):
+        store.session("bob").save({})
+    store.session("bob").save({"n": 1})
+    store._numbers["stream"] = (int(stream.stem), 1)
+    with pytest.raises(Corrupt, match=r"taken by .*ann"):
+        store.session("bob").save({"n": 1, "log": [f"{n} {ITEM}" for n in range(20)]})
+    loads(store, filled(store, "carl"), "carl")
+    for again in (store, opened()):
+        loads(again, known, "ann")
+        assert again.session("bob").load() == {"n": 1}
+        assert again.verify(read_data=True).ok
 
 
 def test_numbers_are_durable_when_they_are_given(opened, monkeypatch):

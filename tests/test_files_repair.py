@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 import holdfast
 from holdfast.backends.files_ledger import Ledger
-from holdfast.errors import Corrupt
 from tests.test_files import ITEM
 from tests.test_transfer import facts
 from tests.test_transfer_damage import flipped
@@ -133,32 +130,3 @@ def test_an_older_file_of_counters_leads_to_no_number_that_is_taken(tmp_path: Pa
         for name in ("old", "new", "newer", "newest"):
             assert store.session(name).load() == {"log": [f"{name} {ITEM}"] * 20}
         assert store.verify(read_data=True).ok
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [("ours", "theirs"), ("theirs", "ours")])
-def test_a_folder_of_another_store_with_our_number(tmp_path: Path, ours: str, theirs: str) -> None:
-    """Every store has a session 1. Whichever is found first: the other is not begun anew."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    for path, name in ((here, ours), (there, theirs)):
-        with opened(path) as store:
-            store.session(name).save({"is": name})
-    brought = here / "sessions" / theirs
-    shutil.copytree(there / "sessions" / theirs, brought)
-    with opened(here) as store:
-        refused = []
-        for name in (ours, theirs):
-            try:
-                assert store.session(name).load() == {"is": name}
-            except Corrupt:
-                refused.append(name)
-                with pytest.raises(Corrupt, match="another session"):
-                    store.session(name).save({"is": "new"})
-        assert len(refused) == 1
-        for act in (store.gc, store.repair):
-            with suppress(Corrupt):
-                act()
-    brought.rename(tmp_path / "away")
-    with opened(here) as store:
-        assert store.session(ours).load() == {"is": ours}
-        assert store.verify(read_data=True).ok
-        assert not store.session(theirs).exists()

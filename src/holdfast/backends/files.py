@@ -158,8 +158,7 @@ class FilesBackend(Backend):
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._writing() as home, disk.locked(self.path / LOCKS / "counters", home.timeout):
             counters = files_counters.read(self.path)
-            # Somebody may have put back an older file beside newer sessions.
-            first = max(counters[space], files_repair.highest(home)[space] + 1)
+            first = files_counters.beyond(home.catalog, space, counters[space])
             files_counters.write(self.path, counters | {space: first + count})
             return first
 

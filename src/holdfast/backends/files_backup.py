@@ -61,6 +61,7 @@ def _drafts(_: str, names: list[str]) -> set[str]:
 def _moment(home: Home) -> list[Ledger]:
     """What all sessions hold while nobody writes."""
     with home.names():
+        home.catalog.refuse_rivals()
         numbers = [folder.identity.number for folder in home.catalog.folders()]
         with home.sessions([], numbers):
             found = [home.catalog.ledger(number) for number in numbers]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-import unicodedata
 from collections import Counter
 from contextlib import contextmanager, suppress
 from secrets import token_bytes
@@ -14,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
 from holdfast.backends import disk
+from holdfast.backends.files_clashes import given_twice, session_clash, stream_clash
 from holdfast.backends.files_identity import Identity
 from holdfast.backends.files_ledger import STREAMS, Ledger, status
+from holdfast.backends.files_names import escape, fold, is_too_long, shortened, streams_in
 from holdfast.codec import portable
 from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
 from holdfast.errors import UNREADABLE, Corrupt
@@ -29,34 +29,6 @@ if TYPE_CHECKING:
 SESSION, CHECKPOINTS, LOCK = "session.json", "checkpoints", "lock"
 _SETTLED = 2.0
 """Seconds after which a folder's time of change is believed to be of its last change."""
-_LONGEST = 100
-_SAFE = re.compile(r"[\w .,=+@#!()\[\]{}'&;^$-]")
-_STREAM = re.compile(r"(0|[1-9][0-9]{0,11})\.jsonl")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$", re.IGNORECASE)
-
-
-def escape(name: bytes) -> str:
-    """A name as a file name: itself where that is safe, and reversible where it is not too long."""
-    plain = name.decode("utf-8", "surrogateescape")
-    parts = [c if _SAFE.match(c) else _hexed(c) for c in plain]
-    if parts and parts[0] in (".", " ", "-"):
-        parts[0] = _hexed(parts[0])
-    if len(parts) > 1 and parts[-1] in (".", " "):
-        parts[-1] = _hexed(parts[-1])
-    escaped = "".join(parts)
-    return f"%{ord(escaped[0]):02X}{escaped[1:]}" if _RESERVED.match(escaped) else escaped
-
-
-def _hexed(char: str) -> str:
-    return "".join([f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape")])
-
-
-def is_too_long(escaped: str) -> bool:
-    return not escaped or len(escaped.encode()) > _LONGEST
-
-
-def shortened(escaped: str) -> str:
-    return escaped.encode()[: _LONGEST - 20].decode(errors="ignore")
 
 
 class Folder(NamedTuple):
@@ -66,6 +38,13 @@ class Folder(NamedTuple):
     identity: Identity
     version: tuple[int, int]
     """Of the file that says so."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it lies where we would have made it."""
+        plain = {escape(name) for name in self.identity.names}
+        named = {shortened(each) if is_too_long(each) else each for each in plain}
+        return self.path.name in plain | {f"{each}~{self.identity.number}" for each in named}
 
 
 class Catalog:
@@ -86,6 +65,8 @@ class Catalog:
         self._folded: Counter[str] = Counter()
         """Their names, as the least exact of file systems compares them."""
         self._numbers: dict[int, Folder] = {}
+        self._rivals: dict[str, Folder] = {}
+        """By their names: folders of which two have one number, each where such a session lies."""
         self._names: dict[bytes, list[int]] = {}
         self._ledgers: dict[int, Ledger] = {}
         self._streams: dict[int, Path] = {}
@@ -134,14 +115,15 @@ class Catalog:
             self._seen = self._now()
 
     def _scan(self) -> None:
-        names = {name for name in os.listdir(self.root) if not name.startswith(".")}
+        names = [name for name in sorted(os.listdir(self.root)) if not name.startswith(".")]
         if not self._whole:
             for each in (self._ledgers, self._folders, self._folded, self._numbers, self._names):
                 each.clear()
         self._whole = False
-        for gone in self._folders.keys() - names:
+        self._rivals.clear()  # they are nobody's, and so looked at again
+        for gone in self._folders.keys() - set(names):
             self._drop(gone)
-        for name in sorted(names):
+        for name in names:
             known, version = self._folders.get(name), _version(f"{self.root}/{name}/{SESSION}")
             if known is None or known.version != version:
                 self._drop(name)
@@ -151,16 +133,23 @@ class Catalog:
 
     def _add(self, name: str, version: tuple[int, int]) -> None:
         identity = _identify(self.root / name)
-        other = None if identity is None else self._numbers.get(identity.number)
-        if other is not None and other.path.name in _places(other.identity):
-            identity = None  # a copy that somebody made
         if identity is None:
             self._put(name, None)
+            return
+        folder = Folder(self.root / name, identity, version)
+        other = self._numbers.get(identity.number)
+        rivals = [f for f in self._rivals.values() if f.identity.number == identity.number]
+        if (other or rivals) and not folder.is_in_place:
+            self._put(name, None)  # a copy that somebody made
             return
         if other is not None:
             self._drop(other.path.name)
             self._put(other.path.name, None)
-        folder = Folder(self.root / name, identity, version)
+            rivals += [other] if other.is_in_place else []
+        if rivals:
+            self._rivals |= {f.path.name: f for f in (*rivals, folder)}
+            self._put(name, None)
+            return
         self._put(name, folder)
         self._numbers[identity.number] = folder
         for each in identity.names:
@@ -173,6 +162,7 @@ class Catalog:
     def _drop(self, name: str) -> None:
         if name not in self._folders:
             return
+        self._rivals.pop(name, None)
         folder = self._folders.pop(name)
         self._folded[fold(name)] -= 1
         if folder is not None:
@@ -186,12 +176,21 @@ class Catalog:
         with self._lock:
             if number not in self._numbers:
                 self.refresh()
+                for rival in self._rivals.values():
+                    if rival.identity.number == number:
+                        raise self._rivalry(number)
             return self._numbers.get(number)
 
     def folders(self) -> list[Folder]:
         with self._lock:
             self.refresh()
             return [self._numbers[n] for n in sorted(self._numbers)]
+
+    def numbers(self) -> list[int]:
+        """Those of all sessions; where two folders have one, that, too."""
+        with self._lock:
+            self.refresh()
+            return [*self._numbers, *[rival.identity.number for rival in self._rivals.values()]]
 
     def named(self, name: bytes) -> list[int]:
         """Sessions that have or had a name."""
@@ -202,6 +201,9 @@ class Catalog:
     def refuse_lost(self, name: bytes) -> None:
         """Corrupt if a session of this name may be there, and cannot be told from others."""
         with self._lock:
+            for rival in self._rivals.values():
+                if name in rival.identity.names:
+                    raise self._rivalry(rival.identity.number)
             place = self.root / escape(name)
             if self._folders.get(place.name, self) is not None:
                 return
@@ -224,7 +226,9 @@ class Catalog:
             self.refresh()
             return sorted(
                 name for name, f in self._folders.items()
-                if f is None and (self.root / name / CHECKPOINTS).exists()
+                if f is None
+                and name not in self._rivals
+                and (self.root / name / CHECKPOINTS).exists()
             )  # fmt: skip
 
     def ledger(self, number: int) -> Ledger | None:
@@ -305,7 +309,7 @@ class Catalog:
                 places = self._places_of_streams()
                 self._streams = {n: paths[0] for n, paths in places.items() if len(paths) == 1}
                 if len(places.get(stream, ())) > 1:
-                    raise _clash(stream, places[stream])
+                    raise stream_clash(stream, places[stream])
                 path = self._streams.get(stream)
             return path
 
@@ -321,8 +325,9 @@ class Catalog:
         """
         found: dict[int, list[tuple[bool, Path]]] = {}
         for name in os.listdir(self.root):
-            ours = self.number_of(name) is not None or self.is_over(name)
-            for stream in _streams_in(f"{self.root}/{name}"):
+            claimed = self.number_of(name) is not None or name in self._rivals
+            ours = claimed or self.is_over(name)
+            for stream in streams_in(f"{self.root}/{name}"):
                 path = self.root / name / STREAMS / f"{stream}.jsonl"
                 found.setdefault(stream, []).append((ours, path))
         places = {}
@@ -332,13 +337,34 @@ class Catalog:
         return places
 
     def clashes(self) -> list[Corrupt]:
-        """One for each stream that is in more than one place."""
+        """One for each number, of a session or a stream, that is in more than one place."""
+        with self._lock:
+            numbers = {rival.identity.number for rival in self._rivals.values()}
+            found = [self._rivalry(number) for number in sorted(numbers)]
         places = sorted(self._places_of_streams().items())
-        return [_clash(stream, paths) for stream, paths in places if len(paths) > 1]
+        return found + [stream_clash(stream, paths) for stream, paths in places if len(paths) > 1]
+
+    def refuse_rivals(self) -> None:
+        """Corrupt if there are any: one may be a fork of anything, and none is in any list."""
+        with self._lock:
+            self.refresh()
+            for rival in self._rivals.values():
+                raise self._rivalry(rival.identity.number)
+
+    def _rivalry(self, number: int) -> Corrupt:
+        rivals = [f.path for f in self._rivals.values() if f.identity.number == number]
+        return session_clash(number, sorted(rivals))
+
+    def refuse_taken(self, stream: int, path: Path) -> None:
+        """Corrupt if a stream that is new in a folder is another's, as far as was looked."""
+        with self._lock:
+            known = self._streams.get(stream)
+            if known is not None and known != path and known.exists():
+                raise given_twice(f"stream {stream}", known.parent.parent)
 
     def _doubt_streams(self, name: str) -> None:
         """A folder is new: what it has may be another's as well."""
-        for stream in _streams_in(f"{self.root}/{name}"):
+        for stream in streams_in(f"{self.root}/{name}"):
             known = self._streams.get(stream)
             if known is not None and known.parent.parent.name != name:
                 del self._streams[stream]
@@ -356,20 +382,13 @@ class Catalog:
         """A folder for a new session, that nobody has, whatever a file system takes for equal."""
         escaped = escape(name)
         plain = self.root / escaped
-        if is_too_long(escaped):
-            return self.root / f"{shortened(escaped)}~{number}"
         with self._lock:
+            if number in self._numbers:
+                raise given_twice(f"session {number}", self._numbers[number].path)
+            if is_too_long(escaped):
+                return self.root / f"{shortened(escaped)}~{number}"
             taken = self._folded[fold(escaped)] > 0
         return self.root / f"{escaped}~{number}" if taken else plain
-
-
-def _places(identity: Identity) -> set[str]:
-    """What the folder of a session may be called."""
-    plain = {escape(name) for name in identity.names}
-    named = {
-        f"{shortened(each) if is_too_long(each) else each}~{identity.number}" for each in plain
-    }
-    return plain | named
 
 
 def _version(path: str) -> tuple[int, int]:
@@ -398,27 +417,6 @@ def identity_of(path: Path) -> Identity | None:
         return Identity.read((path / SESSION).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _streams_in(folder: str) -> list[int]:
-    """The streams that have a file in a session's folder."""
-    try:
-        names = os.listdir(os.path.join(folder, STREAMS))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [int(found[1]) for name in names if (found := _STREAM.fullmatch(name))]
-
-
-def _clash(stream: int, paths: list[Path]) -> Corrupt:
-    places = " and in ".join(["/".join(path.parts[-4:]) for path in paths])
-    return Corrupt(
-        f"stream {stream} is in {places}, so nobody knows whose items are meant",
-        hint="one of these folders is of another store: move it away, and export() it there",
-    )
-
-
-def fold(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _find_records(ledger: Ledger) -> None:

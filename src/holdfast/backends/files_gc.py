@@ -46,6 +46,7 @@ _YOUNG = 3600.0
 
 
 def sweep(home: Home, sweeps: Sequence[Sweep]) -> list[bool]:
+    home.catalog.refuse_rivals()
     with home.turns.alone():
         home.turns.freeing()
         return [_sweep(home, each) for each in sweeps]

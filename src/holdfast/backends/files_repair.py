@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk, files_counters
 from holdfast.backends.files_writer import LOCKS
+from holdfast.codec.records import SPACES
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
     from holdfast.backends.files_writer import Home
-
-_RESERVED = 10_000
-"""Whoever has reserved numbers that are not there yet has at most a few hundred."""
 
 
 def recount(home: Home) -> None:
@@ -23,15 +21,8 @@ def recount(home: Home) -> None:
         try:
             files_counters.read(home.root)
         except Corrupt:
-            counted = {space: n + _RESERVED for space, n in highest(home).items()}
+            counted = {space: files_counters.beyond(home.catalog, space) for space in SPACES}
             files_counters.write(home.root, counted)
-
-
-def highest(home: Home) -> dict[str, int]:
-    """The highest number of a session and of a stream that is there."""
-    sessions = [folder.identity.number for folder in home.catalog.folders()]
-    streams = [stream for stream, _ in home.catalog.streams()]
-    return {"session": max(sessions, default=0), "stream": max(streams, default=0)}
 
 
 def accept(home: Home, session: int) -> bool:

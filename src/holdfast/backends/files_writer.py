@@ -438,6 +438,8 @@ def _new_items(
             lines.sort()
             path = ledger.stream(stream)
             end = ledger.ends.get(stream, 0)
+            if not end:
+                home.catalog.refuse_taken(stream, path)
             if lines[0].n < end:
                 home.streams.insert(path, [line for line in lines if line.n < end])
                 lines = [line for line in lines if line.n >= end]
