@@ -178,6 +178,8 @@ class Live:
         self._reader = reader
         self._source = StoredSource(backend, reader)
         self._spans: dict[int, Spans] = {}
+        self._followed: dict[tuple[int, int], Spans] = {}
+        """By line and stream, of the session that is being read: where tails were looked for."""
         self._tails: dict[int, Tail] = {}
         """By stream: where it goes on."""
         self._blobs: set[bytes] = set()
@@ -212,6 +214,7 @@ class Live:
                 raise _unknown(f"session {session} has checkpoints, and is not listed")
 
     def _mark_session(self, session: int) -> None:
+        self._followed.clear()
         newest: int | None = None
         with suppress(*UNREADABLE):
             newest = lineage.read_head(self._reader, session)[1].last
@@ -251,8 +254,8 @@ class Live:
             return
         spans = self._spans.setdefault(stream, Spans())
         new = spans.add(first, first + count)
-        if line is not None:
-            new = [(first, first + count)]  # what lies inside may have tails of its own
+        if line is not None:  # what lies inside may have tails of its own
+            new = self._followed.setdefault((line, stream), Spans()).add(first, first + count)
         if kind == RAW:
             return
         for low, high in new:
