@@ -369,16 +369,17 @@ def test_searches_find_sessions_whose_first_checkpoints_are_freed(home: Home) ->
 def test_sessions_that_are_begun_while_gc_looks(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """gc frees what it saw before it looked who needs what, and nothing that came later."""
     other, mark_all = home.another(), Live.mark_all
     home.filled(5)
     home.session("s").delete("@~1")
     states: dict[str, Any] = {}
 
     def late(self: Live, tell: Any) -> None:
+        mark_all(self, tell)
         other.session("new").save({"log": [f"{n} {TEXT}" for n in range(30)]})
         other.session("s").fork("fork").append("log", TEXT)
         states.update({name: other.session(name).load() for name in ("new", "fork", "s")})
-        mark_all(self, tell)
 
     with monkeypatch.context() as patch:
         patch.setattr(Live, "mark_all", late)
