@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 import holdfast
+from holdfast import lineage
 from holdfast.backends import (
     disk,
     files_backup,
@@ -573,6 +574,28 @@ def test_a_log_that_was_written_anew_is_read_anew(path, opened, text):
     assert ours.session("s").load() == {"something": "else"}
     assert len(ours.session("s")) == 5
     assert ours.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("looked", ["fork", "s"])
+def test_gc_between_looks_at_a_fork_and_at_its_origin(path, opened, looked):
+    """What is seen of the one is older than what is seen of the other: no checkpoint is missing."""
+    store, other = opened(), opened()
+    session = store.session("s")
+    for n in range(4):
+        session.save({"n": n})
+    fork = session.fork("fork", at="@~1")
+    fork.append("log", 1)
+    session.delete("@~1")
+    with store.backend.reader() as reader:
+        numbers = {name: lineage.find_session(reader, name) for name in ("s", "fork")}
+    at = lineage.Place(numbers["fork"], 1)
+    with store.backend.reader() as reader:
+        reader.head(numbers[looked])
+        assert other.gc().checkpoints == 1
+        assert [record.damaged for _, record in lineage.ancestors(reader, at)] == [None] * 3
+        if looked == "fork":
+            assert reader.gaps(at.session, 1, 1) == reader.gaps(at.session, 0, 9) != []
+            assert at in reader.gaps_below(numbers["s"])
 
 
 def test_forks_of_what_gc_has_removed(path, opened):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from holdfast.backends.base import Change, Notes, Sweep
     from holdfast.backends.files_runs import Run
 
+    Gap = tuple[int | None, bytes, tuple[int, str] | None]  # ancestor, row, condition
+
 LOG, HEAD, STREAMS = "log.jsonl", "head", "streams"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
@@ -168,7 +170,7 @@ class Ledger:
         self.marks: dict[tuple[int, int, bytes], bytes] = {}
         self.operations: dict[int, bytes] = {}
         self.tombs: dict[int, bytes] = {}
-        self.gaps: dict[int, list[tuple[int | None, bytes, tuple[int, str] | None]]] = {}
+        self.gaps: dict[int, list[Gap]] = {}
         self.facets: dict[tuple[int, bytes, bytes], None] = {}
         self.ends: dict[int, int] = {}
         """By stream: how many items were committed."""
@@ -334,8 +336,7 @@ class Ledger:
             self.keys.pop(text.hide_name(key), None)
         condition = tuple(entry["if"]) if "if" in entry else None
         for seq, ancestor, body in entry.get("gaps", ()):
-            gap = (ancestor, text.hide_row(body), condition)
-            self.gaps.setdefault(seq, []).append(gap)
+            self.gaps.setdefault(seq, []).append((ancestor, text.hide_row(body), condition))
         if "lease" in entry:
             token, row = entry["lease"]
             self.lease, self.lease_at = (bytes.fromhex(token), text.hide_row(row)), entry["n"]

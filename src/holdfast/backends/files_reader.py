@@ -15,10 +15,10 @@ from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
 from holdfast.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from holdfast.backends.files_ledger import Ledger
+    from holdfast.backends.files_ledger import Gap, Ledger
     from holdfast.backends.files_writer import Home
 
 BLOBS = "blobs"
@@ -267,11 +267,23 @@ class FilesReader(Reader):
             return [(low, ledger.tombs[low])] if low in ledger.tombs else []
         return sorted((seq, row) for seq, row in ledger.tombs.items() if low <= seq <= high)
 
-    def _gap(self, ledger: Ledger, seq: int) -> tuple[int | None, bytes] | None:
+    def _gaps(self, ledger: Ledger) -> dict[int, list[Gap]]:
+        """Also those that other sessions' gc has noted since: we may see that it has freed."""
+        now = None if ledger.origin is None else self._catalog.ledger(ledger.number)
+        if now is None or now is ledger:
+            return ledger.gaps
+        found = {seq: list(gaps) for seq, gaps in ledger.gaps.items()}
+        for seq, gaps in now.gaps.items():
+            known = found.setdefault(seq, [])
+            known += [gap for gap in gaps if gap[2] is not None and gap not in known]
+        return found
+
+    def _gap(self, gaps: Iterable[Gap]) -> Gap | None:
         """The newest one that holds: one that another session's gc wrote, if that went through."""
-        for ancestor, row, condition in reversed(ledger.gaps.get(seq, [])):
+        for gap in reversed([*gaps]):
+            condition = gap[2]
             if condition is None or self._was_swept(*condition):
-                return ancestor, row
+                return gap
         return None
 
     def _was_swept(self, session: int, mark: str) -> bool:
@@ -280,17 +292,18 @@ class FilesReader(Reader):
 
     def gaps(self, session: int, low: int, high: int) -> list[tuple[int, bytes]]:
         ledger = self.ledger(session)
-        if ledger is None or not ledger.gaps:
+        if ledger is None:
             return []
-        seqs = [low] if low == high else sorted(s for s in ledger.gaps if low <= s <= high)
-        found = [(seq, self._gap(ledger, seq)) for seq in seqs]
+        gaps = self._gaps(ledger) if high else ledger.gaps
+        seqs = [low] if low == high else sorted(s for s in gaps if low <= s <= high)
+        found = [(seq, self._gap(gaps.get(seq, ()))) for seq in seqs]
         return [(seq, gap[1]) for seq, gap in found if gap is not None]
 
     def gaps_below(self, session: int) -> list[tuple[int, int]]:
         out = []
         for ledger in self._ledgers():
-            for seq in ledger.gaps:
-                gap = self._gap(ledger, seq)
+            for seq, gaps in self._gaps(ledger).items():
+                gap = self._gap(gaps)
                 if gap is not None and gap[0] is not None and gap[0] >> SEQ_BITS == session:
                     out.append((ledger.number, seq))
         return sorted(out)
@@ -391,7 +404,7 @@ class FilesReader(Reader):
                 "operations": ledger.operations.values(),
                 "marks": ledger.marks.values(),
                 "tombs": ledger.tombs.values(),
-                "gaps": [gap[1] for seq in ledger.gaps if (gap := self._gap(ledger, seq))],
+                "gaps": [gap[1] for gaps in ledger.gaps.values() if (gap := self._gap(gaps))],
                 "journal": [row for _, row in files_journal.read(ledger)],
             }
             for kind, bodies in rows.items():
