@@ -197,6 +197,21 @@ def plant(
     return store.session("s")
 
 
+@pytest.mark.parametrize("time", [1 << 62, -(1 << 62), 253_402_300_800_000_000])
+def test_a_time_that_no_calendar_has_is_damage(time):
+    session = holdfast.open("memory:").session("s")
+    session.save({"x": 1})
+    number, id, fields = saved_record(session)
+    meta = values.decode(fields[META])
+    fields[META] = values.encode([meta[0], time, *meta[2:]])
+    body = row(rows.CHECKPOINT, records.checkpoint_address(number, 1, id), ormsgpack.packb(fields))
+    with pytest.raises(Corrupt):
+        records.unseal_checkpoint(number, 1, id, body)
+    operation = records.seal_operation(number, 1, "rewind", time, 1, {})
+    with pytest.raises(Corrupt):
+        records.unseal_operation(number, 1, operation)
+
+
 def rope(extents: list[tuple[int, int, int]], kind: int = nodes.LIST, size: int = 100) -> bytes:
     count = sum(n for _, _, n in extents)
     return nodes.Rope(kind, count, size, bytes(32), tuple(extents), ()).stored

@@ -39,6 +39,7 @@ _PLAIN_MAX = 384
 _PLAIN_ENTRY = 1024
 _MAYBE_INT = (int, type(None))
 _MAYBE_BYTES = (bytes, type(None))
+_TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)  # the years 1 to 9999, in us
 
 
 def encode_name(name: str) -> bytes:
@@ -174,9 +175,9 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
             or type(skip) not in _MAYBE_INT
             or type(parent_seq) not in _MAYBE_INT
             or type(parent) not in (bytes, type(None))
-            or size < 0
+            or (size < 0 or created_us not in _TIMES)
         ):
-            raise ValueError("of wrong types")
+            raise ValueError("of wrong types or sizes")
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}
         check_extra(extra)
         record = Record(
@@ -391,10 +392,10 @@ def unseal_operation(
 ) -> tuple[str, int, int, dict[str, Any]]:
     what = f"operation {number}"
     _, payload = rows.unseal(rows.OPERATION, position(session, number), body, what)
-    kind, created_us, last, details = _unpack(payload, 4, what)
-    if (*map(type, (kind, created_us, last, details)),) != (str, int, int, dict):
+    kind, at, last, details = _unpack(payload, 4, what)
+    if (*map(type, (kind, at, last, details)),) != (str, int, int, dict) or at not in _TIMES:
         raise Corrupt(f"{what} does not decode")
-    return kind, created_us, last, details
+    return kind, at, last, details
 
 
 def seal_lease(session: int, facts: dict[str, Any]) -> bytes:
