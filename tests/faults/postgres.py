@@ -80,7 +80,7 @@ def campaign(
                 sabotage()
             writer = PatientWriter(through or url, out, seed=seed + number, durability=durability)
             writer.n = number << 20
-            work = workload.endless(seed + number, [f"session {number}"], WEIGHTS)
+            work = workload.endless(seed + number, [f"session {seed + number}"], WEIGHTS)
             lasting = takewhile(lambda each: each[0] < steps or not enough(), enumerate(work))
             writer.run(step for _, step in lasting)
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
 
@@ -25,11 +26,18 @@ FATES = {
 """
 
 
+CUTS = {fate: often for fate, often in FATES.items() if "swallow" not in fate}
+"""Those which the client need not wait for."""
+
+
 class Proxy:
     """Passes everything on, but for one question in `every`."""
 
-    def __init__(self, port: int, *, every: int, seed: int = 0) -> None:
+    def __init__(
+        self, port: int, *, every: int, seed: int = 0, fates: Mapping[str, int] = FATES
+    ) -> None:
         self.fates: Counter[str] = Counter()
+        self._among = [fate for fate, often in fates.items() for _ in range(often)]
         self.swallowed = 0  # answers
         self._deck: list[str] = []
         self._port, self._every = port, every
@@ -123,8 +131,7 @@ class Proxy:
         with self._lock:
             if self._every and not self._rng.randrange(self._every):
                 if not self._deck:  # each as often as it should be, sooner or later
-                    self._deck = [fate for fate, often in FATES.items() for _ in range(often)]
-                    self._rng.shuffle(self._deck)
+                    self._deck = self._rng.sample(self._among, len(self._among))
                 return self._deck.pop()
         return ""
 
