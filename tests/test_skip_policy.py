@@ -21,8 +21,8 @@ def run(folder: Path, source: str, *args: str, ci: bool) -> subprocess.Completed
     (folder / "test_ok.py").write_text(PASSES)
     (folder / "test_case.py").write_text(source)
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    env["CI"] = "true" if ci else ""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    env |= {"CI": "true" if ci else "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # many are slow
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", *args]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
