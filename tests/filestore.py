@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.backends import disk, files_text
 from holdfast.backends.files import FilesBackend
-from holdfast.backends.files_reader import blob_path
+from holdfast.backends.files_names import blob_path
 
 TORN = {"$raw": "dG9ybg=="}
 Change = Callable[[dict[str, Any]], Any]

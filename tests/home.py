@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.backends.files import FilesBackend
-from holdfast.backends.files_reader import record_path
+from holdfast.backends.files_names import record_path
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.postgres import PostgresBackend
 from holdfast.backends.sqlite import SqliteBackend

@@ -23,11 +23,11 @@ from holdfast.backends import (
     files_catalog,
     files_gc,
     files_hints,
+    files_home,
     files_journal,
     files_ledger,
     files_runs,
     files_text,
-    files_writer,
 )
 from holdfast.backends.files import FilesBackend
 from holdfast.errors import Corrupt, HeadMoved, Unavailable
@@ -1042,7 +1042,7 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
     """Between its line in the log and the note of its time nobody may find it."""
     store, other = opened(), opened()
     filled(store)
-    log = files_writer.Home.log
+    log = files_home.Home.log
     ages = []
 
     def watched(self, ledger, entry, line, change=None):
@@ -1051,7 +1051,7 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
             with other.backend.reader() as reader:
                 ages.append(reader.lease(ledger.number).age)
 
-    monkeypatch.setattr(files_writer.Home, "log", watched)
+    monkeypatch.setattr(files_home.Home, "log", watched)
     with store.session("s").run():
         pass
     assert len(ages) == 2

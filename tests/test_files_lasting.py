@@ -15,8 +15,8 @@ import holdfast
 from holdfast import clock
 from holdfast.backends import disk
 from holdfast.backends.base import Change
+from holdfast.backends.files_home import Home
 from holdfast.backends.files_reader import FilesReader
-from holdfast.backends.files_writer import Home
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.live import Live
 from tests.home import TEXT

@@ -95,7 +95,9 @@ def test_what_was_found_without_its_line_must_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Ledger.acceptance
-    monkeypatch.setattr(Ledger, "acceptance", lambda self: whole(self) | {"checkpoints": []})
+    monkeypatch.setattr(
+        Ledger, "acceptance", lambda self, *args: whole(self, *args) | {"checkpoints": []}
+    )
     with pytest.raises(AssertionError):
         check_accepted(tmp_path / "store", {3})
 

@@ -21,7 +21,7 @@ import holdfast
 from holdfast.backends import postgres_gc
 from holdfast.backends.base import Gone, Trim
 from holdfast.backends.postgres import PostgresBackend
-from holdfast.backends.postgres_link import Target
+from holdfast.backends.postgres_link import Target, Unconfirmed
 from holdfast.backends.postgres_schema import TABLES
 from holdfast.codec.records import COPIED
 from holdfast.errors import InvalidRequest, Unavailable
@@ -30,6 +30,7 @@ from tests.test_group import until
 
 PAGE = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text("utf-8")
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 NAME = "a\0b\ud800 ü 漢"
 
 
@@ -317,6 +318,40 @@ def behind(standby: postgres.Server) -> Iterator[None]:
             yield
         finally:
             link.execute("SELECT pg_wal_replay_resume()")
+
+
+def test_a_canceled_wait_for_a_standby_is_a_doubt(
+    pair: tuple[postgres.Server, postgres.Server],
+) -> None:
+    """The server says that the transaction is committed, and warns that it is not everywhere."""
+    primary, _ = pair
+    with postgres.admin(primary.url) as admin:
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin.execute("SELECT pg_reload_conf()")
+        target = Target.parse(primary.url, None, timeout=30.0, read_only=False, durability="full")
+        link = target.connect()
+        told: list[BaseException] = []
+
+        def commit() -> None:
+            try:
+                link.execute("CREATE TABLE public.waited (n int)")
+            except psycopg.Error as e:
+                told.append(e)
+
+        thread = threading.Thread(target=commit)
+        try:
+            shown = "SHOW synchronous_standby_names"
+            until(lambda: admin.execute(shown).fetchall() == [("nobody",)])
+            thread.start()
+            until(lambda: admin.execute(CANCEL).fetchall() == [(True,)])
+            thread.join(20)
+        finally:
+            admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            admin.execute("SELECT pg_reload_conf()")
+            thread.join(20)
+            link.close()
+        assert [type(e) for e in told] == [Unconfirmed]
+        admin.execute("DROP TABLE public.waited")
 
 
 def test_heads_are_read_at_the_primary(pair: tuple[postgres.Server, postgres.Server]) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 import holdfast
 from holdfast import growth, ids, revisions, writing
-from holdfast.backends import disk, files_writer
+from holdfast.backends import disk, files_home
 from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.memory import MemoryBackend
 from holdfast.codec import records, rows, values
@@ -282,7 +282,7 @@ def interrupted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 MOMENTS = [
     ("memory", MemoryBackend, "_write_row", None), ("files", Ledger, "add", None),
     ("files", Ledger, "add", "label"), ("files", Ledger, "_apply_sweep", "label"),
-    ("files", files_writer.Home, "tell", None), ("files", disk.Batch, "put", None),
+    ("files", files_home.Home, "tell", None), ("files", disk.Batch, "put", None),
     ("files", disk, "write_all", None),
 ]  # fmt: skip
 

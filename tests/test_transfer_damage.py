@@ -12,7 +12,7 @@ import ormsgpack
 import pytest
 
 import holdfast
-from holdfast.backends.files_reader import blob_path
+from holdfast.backends.files_names import blob_path
 from holdfast.codec import nodes, records, values
 from holdfast.errors import SessionNotFound
 from tests.home import TEXT, Home

@@ -69,8 +69,13 @@ def _numbers(backend: Backend) -> Iterator[int]:
             if not page:
                 yield from strays(reader, listed)
                 return
+            wanted = [
+                n
+                for n, raw, _ in page
+                if records.former_name(n, raw) is None or reader.damage(n) is not None
+            ]
         listed.update([n for n, _, _ in page])
-        yield from [n for n, raw, _ in page if records.former_name(n, raw) is None]
+        yield from wanted
         after = page[-1][1]
 
 

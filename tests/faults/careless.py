@@ -17,10 +17,11 @@ from typing import Any
 from holdfast.backends import disk, files_gc, files_writer
 from holdfast.backends.base import Change
 from holdfast.backends.files_catalog import LOCK
+from holdfast.backends.files_home import Home
 from holdfast.backends.files_ledger import LOG, Ledger
-from holdfast.backends.files_reader import FilesReader, blob_path
+from holdfast.backends.files_names import blob_path
+from holdfast.backends.files_reader import FilesReader
 from holdfast.backends.files_streams import Streams
-from holdfast.backends.files_writer import Home
 from holdfast.codec.streams import MAX_ITEMS
 from holdfast.errors import Unavailable
 

@@ -44,6 +44,11 @@ def lasting(path: Path) -> Path:
         raise Unavailable(f"the folder that {path} is in does not exist any more") from e
 
 
+def is_there(e: OSError) -> bool:
+    """Whether something is wrong with a file; False if there is no file at all in that place."""
+    return e.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
 def sync(path: Path | str) -> None:
     """fsync a file or directory, and say so if it fails (SQLite ignores a directory's failure)."""
     if os.name == "nt" and os.path.isdir(path):

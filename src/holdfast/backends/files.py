@@ -24,8 +24,9 @@ from holdfast.backends import (
 )
 from holdfast.backends.base import Backend, Change, Reader
 from holdfast.backends.files_counters import COUNTERS
-from holdfast.backends.files_reader import BLOBS, FilesReader
-from holdfast.backends.files_writer import LOCKS, SESSIONS, VERSION, Home
+from holdfast.backends.files_home import LOCKS, SESSIONS, VERSION, Home
+from holdfast.backends.files_names import BLOBS
+from holdfast.backends.files_reader import FilesReader
 from holdfast.codec import portable
 from holdfast.codec.records import SPACES
 from holdfast.errors import (

@@ -8,19 +8,19 @@ import shutil
 from typing import TYPE_CHECKING
 
 from holdfast.backends import disk
-from holdfast.backends.files_catalog import CHECKPOINTS, SESSION
 from holdfast.backends.files_hints import hint
+from holdfast.backends.files_home import LOCKS, SESSIONS
+from holdfast.backends.files_identity import SESSION
 from holdfast.backends.files_journal import JOURNAL, LAST, last_known
-from holdfast.backends.files_ledger import HEAD, LOG, STREAMS
-from holdfast.backends.files_reader import BLOBS, record_path
-from holdfast.backends.files_writer import LOCKS, SESSIONS
+from holdfast.backends.files_ledger import CHECKPOINTS, HEAD, LOG, STREAMS
+from holdfast.backends.files_names import BLOBS, record_path
 from holdfast.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from holdfast.backends.files_home import Home
     from holdfast.backends.files_ledger import Ledger
-    from holdfast.backends.files_writer import Home
 
 
 def backup(home: Home, path: Path, others: tuple[str, ...], marker: str) -> None:

@@ -6,19 +6,22 @@ import os
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast import ids
 from holdfast.backends import disk
-from holdfast.backends.files_clashes import given_twice, session_clash, stream_clash
-from holdfast.backends.files_identity import Identity
-from holdfast.backends.files_ledger import STREAMS, Ledger, status
+from holdfast.backends.files_clashes import (
+    given_twice,
+    name_clash,
+    session_clash,
+    stream_clash,
+)
+from holdfast.backends.files_identity import SESSION, Identity, identity_of
+from holdfast.backends.files_ledger import CHECKPOINTS, STREAMS, Ledger, status
 from holdfast.backends.files_names import escape, fold, is_too_long, shortened, streams_in
-from holdfast.codec import portable
-from holdfast.codec.records import MAX_SEQ, former_name, unseal_head
-from holdfast.errors import UNREADABLE, Corrupt
+from holdfast.codec.records import former_name
+from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.backends.base import Change
 
-SESSION, CHECKPOINTS, LOCK = "session.json", "checkpoints", "lock"
+LOCK = "lock"
 _SETTLED = 2.0
 """Seconds after which a folder's time of change is believed to be of its last change."""
 
@@ -66,7 +69,7 @@ class Catalog:
         """Their names, as the least exact of file systems compares them."""
         self._numbers: dict[int, Folder] = {}
         self._rivals: dict[str, Folder] = {}
-        """By their names: folders of which two have one number, each where such a session lies."""
+        """By their names: folders of which two have one number, and neither is plainly a copy."""
         self._names: dict[bytes, list[int]] = {}
         self._ledgers: dict[int, Ledger] = {}
         self._streams: dict[int, Path] = {}
@@ -138,18 +141,20 @@ class Catalog:
             return
         folder = Folder(self.root / name, identity, version)
         other = self._numbers.get(identity.number)
-        rivals = [f for f in self._rivals.values() if f.identity.number == identity.number]
-        if (other or rivals) and not folder.is_in_place:
-            self._put(name, None)  # a copy that somebody made
-            return
-        if other is not None:
+        claims = [f for f in self._rivals.values() if f.identity.number == identity.number]
+        claims = [*claims, *([other] if other else []), folder]
+        if any(claim.is_in_place for claim in claims):  # the rest are copies that somebody made
+            claims = [claim for claim in claims if claim.is_in_place]
+        if other is not None and claims != [other]:
             self._drop(other.path.name)
             self._put(other.path.name, None)
-            rivals += [other] if other.is_in_place else []
-        if rivals:
-            self._rivals |= {f.path.name: f for f in (*rivals, folder)}
+        if claims != [folder]:
+            if len(claims) > 1:
+                self._rivals |= {claim.path.name: claim for claim in claims}
             self._put(name, None)
             return
+        for copy in [n for n, f in self._rivals.items() if f.identity.number == identity.number]:
+            del self._rivals[copy]
         self._put(name, folder)
         self._numbers[identity.number] = folder
         for each in identity.names:
@@ -197,6 +202,27 @@ class Catalog:
         with self._lock:
             self.refresh()
             return list(self._names.get(name, ()))
+
+    def holder(self, name: bytes) -> int | None:
+        """Which session has a name now; Corrupt if two have."""
+        with self._lock:
+            ledgers = [ledger for n in self.named(name) if (ledger := self.ledger(n))]
+            found = [each for each in ledgers if each.there and each.name == name]
+            sure = [each for each in found if not each.doubtful] or found
+            if len(sure) > 1:
+                raise name_clash(name, [each.folder for each in sure])
+            return sure[0].number if sure else None
+
+    def twins(self) -> Iterator[Corrupt]:
+        """One for each name that two sessions have."""
+        with self._lock:
+            self.refresh()
+            names = [name for name, numbers in self._names.items() if len(numbers) > 1]
+        for name in names:
+            try:
+                self.holder(name)
+            except Corrupt as e:
+                yield e
 
     def refuse_lost(self, name: bytes) -> None:
         """Corrupt if a session of this name may be there, and cannot be told from others."""
@@ -257,11 +283,12 @@ class Catalog:
             ledger = Ledger(folder.path)
             ledger.read()
         if not ledger.number and ledger.entries:  # the line that says it is damaged
-            ledger.number, names, row, ledger.origin = folder.identity
+            ledger.number, names, row, ledger.origin, _ = folder.identity
             if not ledger.name:
                 ledger.name, ledger.row = names[0], row
         if ledger.damaged:
-            _find_records(ledger)
+            ledger.find_records()
+            ledger.doubt(folder.identity.names)
         return ledger
 
     def advance(
@@ -394,7 +421,9 @@ class Catalog:
 def _version(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as e:
+        if disk.is_there(e):
+            raise
         return 0, 0
     return status.st_ino, status.st_mtime_ns
 
@@ -404,43 +433,13 @@ def _identify(path: Path) -> Identity | None:
     found = identity_of(path)
     if found is None:
         ledger = Ledger(path)
-        ledger.read()
+        try:
+            ledger.read()
+        except OSError as e:
+            if disk.is_there(e):
+                raise
         if ledger.number:
             former = former_name(ledger.number, ledger.name)
             names = (ledger.name,) if former is None else (ledger.name, former)
             found = Identity(ledger.number, names, ledger.row, ledger.origin)
     return found
-
-
-def identity_of(path: Path) -> Identity | None:
-    try:
-        return Identity.read((path / SESSION).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _find_records(ledger: Ledger) -> None:
-    """Checkpoints whose lines are damaged: their files tell that they are there."""
-    try:
-        names = os.listdir(ledger.folder / CHECKPOINTS)
-    except FileNotFoundError:
-        return
-    newest = MAX_SEQ
-    with suppress(*UNREADABLE, TypeError):
-        newest = unseal_head(ledger.number, ledger.head or b"").last
-    for name in names:
-        digits = name.removesuffix(".json")
-        if not digits.isascii() or not digits.isdigit():
-            continue
-        if int(digits) in ledger.ids or int(digits) in ledger.freed:
-            continue
-        if int(digits) > newest:
-            continue  # of a commit that has not ended
-        try:
-            shown = portable.loads((ledger.folder / CHECKPOINTS / name).read_bytes())
-            id = ids.from_text(shown["id"])
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
-            continue
-        if id is not None:
-            ledger.add(int(digits), id)
-            ledger.found.add(int(digits))

@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk, files_journal
 from holdfast.backends.base import Gone
-from holdfast.backends.files_catalog import CHECKPOINTS, LOCK, SESSION
-from holdfast.backends.files_ledger import LOG, STREAMS, gaps_of, sweep_entry
-from holdfast.backends.files_reader import (
-    BLOBS,
-    LEFT,
-    FilesReader,
-    blob_path,
-    left_from,
-    record_path,
-)
+from holdfast.backends.files_catalog import LOCK
+from holdfast.backends.files_entries import gaps_of, sweep_entry
+from holdfast.backends.files_home import Refuse
+from holdfast.backends.files_identity import SESSION
+from holdfast.backends.files_ledger import CHECKPOINTS, LOG, STREAMS
+from holdfast.backends.files_names import BLOBS, blob_path, record_path
+from holdfast.backends.files_reader import LEFT, FilesReader, left_from
 from holdfast.backends.files_streams import items_of
-from holdfast.backends.files_writer import Refuse
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS, RowWrite
 from holdfast.errors import Unavailable
 from holdfast.logs import logger
@@ -34,8 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.backends.base import Sweep, Trim
+    from holdfast.backends.files_home import Home
     from holdfast.backends.files_ledger import Ledger
-    from holdfast.backends.files_writer import Home
 
     _Group = tuple[Sequence[tuple[int, bytes]], Sequence[tuple[int, bytes]]]
 

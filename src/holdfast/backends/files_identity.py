@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.backends import disk
 from holdfast.backends import files_text as text
+from holdfast.backends.files_runs import whole
 from holdfast.codec import portable
 from holdfast.errors import Corrupt
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SESSION = "session.json"
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -19,6 +25,11 @@ class Identity(NamedTuple):
     """All that it has had, or was about to get."""
     row: bytes
     origin: tuple[int, int] | None
+    first: int | None = None
+    """The highest number of a checkpoint that the first line of its log tells of.
+
+    None if that line may be lost: it was not synced.
+    """
 
     def show(self) -> bytes:
         shown = {
@@ -26,6 +37,7 @@ class Identity(NamedTuple):
             "number": self.number,
             "row": text.show_row(self.row),
             "origin": self.origin,
+            "first": self.first,
         }
         return text.seal_line(self.number, shown)
 
@@ -39,6 +51,17 @@ class Identity(NamedTuple):
                 return None
             names = tuple([text.hide_name(name) for name in shown["session"]])
             origin = None if shown["origin"] is None else (shown["origin"][0], shown["origin"][1])
-            return cls(number, names, text.hide_row(shown["row"]), origin)
+            first = None if shown.get("first") is None else whole(shown["first"])
+            return cls(number, names, text.hide_row(shown["row"]), origin, first)
         except (*_MALFORMED, OverflowError, Corrupt):
             return None
+
+
+def identity_of(path: Path) -> Identity | None:
+    """What a folder says; None if it says nothing."""
+    try:
+        return Identity.read((path / SESSION).read_bytes())
+    except OSError as e:
+        if disk.is_there(e):
+            raise
+        return None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.backends.base import Jot
+    from holdfast.backends.files_home import Home
     from holdfast.backends.files_ledger import Ledger
-    from holdfast.backends.files_writer import Home
 
 JOURNAL, LAST, LEASE = "journal.jsonl", "journal", "lease"
 _BEGIN = b'{"n":'
@@ -48,20 +48,32 @@ def read(ledger: Ledger, low: int = 1) -> list[tuple[int, bytes]]:
     One is enough for all that are missing in a row: how many those are, anybody may have made up.
     """
     known = last_known(ledger)  # first: who writes meanwhile tells of an entry after it is there
-    try:
-        found = _parsed((ledger.folder / JOURNAL).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        found = _Text({}, 0, begins=False)
-    first = max(1, ledger.journal_from)
-    if found.rows and found.begins and ledger.damaged:
-        first = max(first, min(found.rows))  # a line that is lost may have said so
-    out, at = [], max(first, low)
+    found = _read(ledger)
+    out, at = [], max(1, _first(ledger, found), low)
     for n in sorted([n for n in found.rows if n >= at]):
         if n > at:
             out.append((at, _DAMAGED))
         out.append((n, found.rows[n]))
         at = n + 1
     return out + [(n, _DAMAGED) for n in sorted({at, known}) if at <= known]
+
+
+def first_entry(ledger: Ledger) -> int:
+    """The number before which entries are freed."""
+    return _first(ledger, _read(ledger))
+
+
+def _first(ledger: Ledger, found: _Text) -> int:
+    if found.rows and found.begins and ledger.damaged:
+        return max(ledger.journal_from, min(found.rows))  # a line that is lost may have said so
+    return ledger.journal_from
+
+
+def _read(ledger: Ledger) -> _Text:
+    try:
+        return _parsed((ledger.folder / JOURNAL).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return _Text({}, 0, begins=False)
 
 
 def last_entry(ledger: Ledger) -> int:

@@ -8,127 +8,44 @@ noticed, and the others go on to count.
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_left, insort
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast import ids
 from holdfast.backends import disk
 from holdfast.backends import files_text as text
+from holdfast.backends.files_entries import hide_id, show_id
 from holdfast.backends.files_hints import DIGITS, read_hint
+from holdfast.backends.files_identity import identity_of
 from holdfast.backends.files_runs import joined, outside, whole
-from holdfast.codec import rows
-from holdfast.codec.records import position
-from holdfast.errors import Corrupt
+from holdfast.codec import portable
+from holdfast.codec.records import (
+    MAX_SEQ,
+    former_name,
+    seal_session,
+    unseal_head,
+    unseal_session,
+)
+from holdfast.errors import UNREADABLE, Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.backends.base import Change, Notes, Sweep
+    from holdfast.backends.base import Change
     from holdfast.backends.files_runs import Run
 
     Gap = tuple[int | None, bytes, tuple[int, str] | None]  # ancestor, row, condition
 
-LOG, HEAD, STREAMS = "log.jsonl", "head", "streams"
+LOG, HEAD, STREAMS, CHECKPOINTS = "log.jsonl", "head", "streams", "checkpoints"
 DAMAGED_HEAD = b"the end of the log is damaged"
 _BEGIN = b'{"n":'
 _TAIL = 32
 """So many bytes before its end tell whether a log is still the one that was read."""
+_RECORD = re.compile(r"[0-9]{6,12}\.json")
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
-
-
-def entry_of(change: Change, notes: Notes, ends: list[list[int]]) -> dict[str, Any]:
-    """What a commit adds to the log. `ends` are streams, and where they end from now on."""
-    session = change.session
-    entry: dict[str, Any] = {}
-    if change.create is not None:
-        name, row = change.create
-        entry["create"] = [session, text.show_name(name), text.show_row(row)]
-    if notes.origin is not None:
-        entry["origin"] = list(notes.origin)
-    if change.checkpoint is not None:
-        seq, id, _ = change.checkpoint
-        entry["checkpoint"] = [seq, ids.to_text(id)]
-    entry["head"] = text.show_row(change.head)
-    if ends:
-        entry["streams"] = ends
-    if change.notes is not None:
-        entry |= _show_notes(notes, session, change.checkpoint)
-    return entry
-
-
-def _show_notes(
-    notes: Notes, session: int, checkpoint: tuple[int, bytes, bytes] | None
-) -> dict[str, Any]:
-    name, row = text.show_name, text.show_row
-    keys = [(notes.key, checkpoint[0])] if notes.key is not None and checkpoint else []
-    found: dict[str, Any] = {
-        "keys": [[name(key), seq] for key, seq in [*keys, *notes.keys]],
-        "unmarks": [[seq, kind, name(value)] for seq, kind, value in notes.unmarks],
-        "marks": [[seq, kind, name(value), row(body)] for seq, kind, value, body in notes.marks],
-        "tombs": [[seq, row(body)] for seq, body in notes.tombs],
-        "untombs": list(notes.untombs),
-        "unfacets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.unfacets],
-        "facets": [[kind, name(value), _show_id(id)] for kind, value, id in notes.facets],
-    }
-    copied = notes.copied
-    if copied is not None:
-        found["checkpoints"] = [[seq, ids.to_text(id)] for seq, id, _ in copied.checkpoints]
-        found["operations"] = [_show_operation(session, *each) for each in copied.operations]
-        found["gaps"] = [
-            [seq, ancestor, row(text.plain(rows.GAP, position(session, seq), body))]
-            for seq, ancestor, body in copied.gaps
-        ]
-        found["journal"] = copied.journal_from
-    if notes.rename is not None:
-        found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
-    if notes.lease is not None:
-        token, body = notes.lease
-        found["lease"] = [token.hex(), row(text.plain(rows.LEASE, session, body))]
-    if notes.operation is not None:
-        found["operation"] = _show_operation(session, *notes.operation)
-    return {what: facts for what, facts in found.items() if facts}
-
-
-def _show_operation(session: int, number: int, body: bytes) -> list[Any]:
-    body = text.plain(rows.OPERATION, position(session, number), body)
-    return [number, text.show_row(body)]
-
-
-def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
-    """What gc writes into the log of the session that it frees checkpoints of."""
-    entry: dict[str, Any] = {
-        "sweep": mark,
-        "freed": [seq for seq, _ in sweep.checkpoints],
-        "unkeys": [text.show_name(key) for key in sweep.keys],
-        "unfacets": [[k, text.show_name(value), _show_id(id)] for k, value, id in sweep.facets],
-        "gaps": gaps_of(sweep, sweep.session),
-        "journal": sweep.journal,
-    }
-    return entry if sweep.remove is None else {**entry, "removed": True}
-
-
-def gaps_of(sweep: Sweep, session: int) -> list[Any]:
-    out = []
-    for other, seq, ancestor, body in sweep.gaps:
-        if other == session:
-            body = text.plain(rows.GAP, position(session, seq), body)
-            out.append([seq, ancestor, text.show_row(body)])
-    return out
-
-
-def _show_id(id: bytes) -> str:
-    """Of a checkpoint; or, shorter, the number of a session."""
-    return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
-
-
-def _hide_id(shown: str) -> bytes:
-    if len(shown) != ids.CHARS:
-        return bytes.fromhex(shown)
-    id = ids.from_text(shown)
-    if id is None:
-        raise ValueError(shown)
-    return id
 
 
 def _all_of(entry: dict[str, Any], what: str) -> list[Any]:
@@ -159,6 +76,10 @@ class Ledger:
         """Numbers of the lines that cannot be read: from one on, before another."""
         self.number = 0
         self.name = self.row = b""
+        self.named_at = self.saved_at = 0
+        """The numbers of the lines that said its name, and that a checkpoint was made."""
+        self.doubtful = False
+        """Whether lines are lost that may have given it another name."""
         self.origin: tuple[int, int] | None = None
         self.head: bytes | None = None
         self.removed = False
@@ -170,6 +91,10 @@ class Ledger:
         self.marks: dict[tuple[int, int, bytes], bytes] = {}
         self.operations: dict[int, bytes] = {}
         self.tombs: dict[int, bytes] = {}
+        self.buried_at: dict[int, int] = {}
+        """By seq: the number of the line that said that it is deleted."""
+        self.raised: set[int] = set()
+        """Those which count as not deleted, for lines are lost that may have said so."""
         self.gaps: dict[int, list[Gap]] = {}
         self.facets: dict[tuple[int, bytes, bytes], None] = {}
         self.ends: dict[int, int] = {}
@@ -288,27 +213,31 @@ class Ledger:
     def _doubt(self, seen: tuple[int, int] | None) -> None:
         """If the log was longer once, its end is damaged, and so the head unknown."""
         known = read_hint(self.folder / HEAD)
+        if not self.entries and not known and self._has_begun():
+            known = 1
         if known > self.entries and status(self.folder) == seen:
             self.damaged.append((self.entries + 1, known + 1))
             self.entries = known
             self.head = DAMAGED_HEAD
 
+    def _has_begun(self) -> bool:
+        """Whether some line must have been there, for it is more than the first that was saved."""
+        highest = max([0, *self._records()])
+        identity = identity_of(self.folder) if highest > 1 else None
+        return identity is not None and identity.first is not None and highest > identity.first
+
     # -- what it says --------------------------------------------------------------------------
 
     def _apply(self, entry: dict[str, Any]) -> None:
         name, row = text.hide_name, text.hide_row
-        if "create" in entry:
-            number, shown, body = entry["create"]
-            self.number, self.name, self.row = number, name(shown), row(body)
-        if "rename" in entry:
-            self.name, self.row = name(entry["rename"][0]), row(entry["rename"][1])
+        self._apply_names(entry)
         if "origin" in entry:
             session, seq = entry["origin"]
             self.origin = (session, seq)
         if "head" in entry:
             self.head = row(entry["head"])
         for seq, id in _all_of(entry, "checkpoint"):
-            self.add(whole(seq), _hide_id(id))
+            self.add(whole(seq), hide_id(id))
         for stream, end in entry.get("streams", ()):
             self.ends[whole(stream)] = whole(end)
         for key, seq in entry.get("keys", ()):
@@ -320,14 +249,27 @@ class Ledger:
         for number, body in _all_of(entry, "operation"):
             self.operations[number] = row(body)
         for seq, body in entry.get("tombs", ()):
-            self.tombs[seq] = row(body)
+            self.tombs[seq], self.buried_at[seq] = row(body), entry["n"]
         for seq in entry.get("untombs", ()):
             self.tombs.pop(seq, None)
+            self.raised.discard(seq)
         for kind, value, id in entry.get("unfacets", ()):
-            self.facets.pop((kind, name(value), _hide_id(id)), None)
+            self.facets.pop((kind, name(value), hide_id(id)), None)
         for kind, value, id in entry.get("facets", ()):
-            self.facets[kind, name(value), _hide_id(id)] = None
+            self.facets[kind, name(value), hide_id(id)] = None
         self._apply_sweep(entry)
+
+    def _apply_names(self, entry: dict[str, Any]) -> None:
+        named = None
+        if "create" in entry:
+            self.number, *named = entry["create"]
+        if "rename" in entry:
+            named = entry["rename"]
+        if named is not None:
+            self.name, self.row = text.hide_name(named[0]), text.hide_row(named[1])
+            self.named_at, self.doubtful = entry["n"], False
+        if "checkpoint" in entry:
+            self.saved_at = entry["n"]
 
     def _apply_sweep(self, entry: dict[str, Any]) -> None:
         for seq in entry.get("freed", ()):
@@ -355,12 +297,63 @@ class Ledger:
 
     def forget(self, seq: int) -> None:
         self.freed.add(seq)
+        self.raised.discard(seq)
         if self.ids.pop(seq, None) is not None:
             del self.order[bisect_left(self.order, seq)]
         self.tombs.pop(seq, None)
         self.gaps.pop(seq, None)
         for mark in [m for m in self.marks if m[0] == seq]:
             del self.marks[mark]
+
+    def find_records(self) -> None:
+        """Checkpoints whose lines are damaged: their files tell that they are there."""
+        newest = MAX_SEQ
+        with suppress(*UNREADABLE, TypeError):
+            newest = unseal_head(self.number, self.head or b"").last
+        for seq in self._records():
+            if seq in self.ids or seq in self.freed:
+                continue
+            if seq > newest:
+                continue  # of a commit that has not ended
+            try:
+                text = (self.folder / CHECKPOINTS / f"{seq:06}.json").read_bytes()
+                id = ids.from_text(portable.loads(text)["id"])
+            except (OSError, *_MALFORMED):
+                continue
+            if id is not None:
+                self.add(seq, id)
+                self.found.add(seq)
+
+    def _records(self) -> list[int]:
+        """Checkpoints that have a file."""
+        try:
+            names = os.listdir(self.folder / CHECKPOINTS)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [int(name[:-5]) for name in names if _RECORD.fullmatch(name)]
+
+    def doubt(self, names: Sequence[bytes]) -> None:
+        """Of a damaged log: what was deleted before lines that are lost may have come back by them.
+
+        So it counts as not deleted. Of the `names` that it has had, or was about to get, it may
+        have another now; but what goes on to be saved to is not deleted.
+        """
+        lost = max([high for _, high in self.damaged])
+        raised = [seq for seq in self.tombs if self.buried_at[seq] < lost]
+        for seq in raised:
+            del self.tombs[seq]
+        self.raised.update(raised)
+        self.doubtful = len(names) > 1 and max(self.named_at, self.saved_at) < lost
+        former = former_name(self.number, self.name)
+        if former is not None and (self.doubtful or self.saved_at > self.named_at):
+            self.row, self.name = self.row_for(former), former
+
+    def row_for(self, name: bytes) -> bytes:
+        """The session's row under another name; a damaged one stays as it is."""
+        try:
+            return seal_session(self.number, name, unseal_session(self.number, self.name, self.row))
+        except UNREADABLE:
+            return self.row
 
     # -- writing the log -----------------------------------------------------------------------
 
@@ -380,7 +373,7 @@ class Ledger:
             and n == self.entries + 1
         ):
             seq, id, _ = change.checkpoint
-            self.entries, self.head = n, change.head
+            self.entries, self.head, self.saved_at = n, change.head, n
             self.add(seq, id)
             self.ends.update(entry.get("streams", ()))
         else:
@@ -397,13 +390,15 @@ class Ledger:
         entry = {"n": n, **entry}
         return entry, text.seal_line(n, entry)
 
-    def acceptance(self) -> dict[str, Any]:
+    def acceptance(self, name: bytes, row: bytes, journal: int) -> dict[str, Any]:
         """What a line says after which none is missing: the lost ones, and what is known still."""
         found = [[seq, ids.to_text(self.ids[seq])] for seq in self.order if seq in self.found]
         entry: dict[str, Any] = {
             "dropped": self.damaged,
-            "create": [self.number, text.show_name(self.name), text.show_row(self.row)],
+            "create": [self.number, text.show_name(name), text.show_row(row)],
             "checkpoints": found,
+            "untombs": sorted(self.raised),
+            "journal": journal,
         }
         return entry if self.origin is None else {**entry, "origin": list(self.origin)}
 
@@ -428,7 +423,7 @@ class Ledger:
         ends = [[stream, end] for stream, end in self.ends.items()]
         note: dict[str, Any] = {"dropped": joined(dropped), "streams": ends}
         found = [f for f in self.facets if len(f[2]) != ids.BYTES]  # of the session as a whole
-        note["facets"] = [[kind, text.show_name(value), _show_id(id)] for kind, value, id in found]
+        note["facets"] = [[kind, text.show_name(value), show_id(id)] for kind, value, id in found]
         if self.lease is not None:
             note["lease"] = [self.lease[0].hex(), text.show_row(self.lease[1])]
         return b"".join(kept) + self.line(note)[1]

@@ -1,13 +1,19 @@
-"""What the folders of sessions, and the files of their streams, are called."""
+"""What the folders and files of a store are called."""
 
 from __future__ import annotations
 
 import os
 import re
 import unicodedata
+from typing import TYPE_CHECKING
 
-from holdfast.backends.files_ledger import STREAMS
+from holdfast.backends import disk
+from holdfast.backends.files_ledger import CHECKPOINTS, STREAMS
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOBS = "blobs"
 _LONGEST = 100
 _SAFE = re.compile(r"[\w .,=+@#!()\[\]{}'&;^$-]")
 _STREAM = re.compile(r"(0|[1-9][0-9]{0,11})\.jsonl")
@@ -43,10 +49,22 @@ def fold(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
+def blob_path(root: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return root / BLOBS / name[:2] / f"{name}.json"
+
+
+def record_path(folder: Path, seq: int) -> Path:
+    return folder / CHECKPOINTS / f"{seq:06}.json"
+
+
 def streams_in(folder: str) -> list[int]:
     """The streams that have a file in a session's folder."""
     try:
-        names = os.listdir(os.path.join(folder, STREAMS))
-    except (FileNotFoundError, NotADirectoryError):
+        with os.scandir(os.path.join(folder, STREAMS)) as entries:
+            names = [entry.name for entry in entries if entry.is_file()]
+    except OSError as e:
+        if disk.is_there(e):
+            raise
         return []
     return [int(found[1]) for name in names if (found := _STREAM.fullmatch(name))]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends import files_counters, files_journal, files_streams, files_text
 from holdfast.backends.base import Lease, Reader, Turnover
-from holdfast.backends.files_catalog import CHECKPOINTS, identity_of
-from holdfast.codec.records import MAX_SEQ, SEQ_BITS, position
+from holdfast.backends.files_identity import identity_of
+from holdfast.backends.files_names import BLOBS, blob_path, record_path
+from holdfast.codec.records import MAX_SEQ, SEQ_BITS, deleted_name, position
 from holdfast.codec.streams import MAX_ITEMS, STREAM_BITS
 from holdfast.errors import Corrupt, Unavailable
 
@@ -18,22 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from holdfast.backends.files_home import Home
     from holdfast.backends.files_ledger import Gap, Ledger
-    from holdfast.backends.files_writer import Home
 
-BLOBS = "blobs"
 LEFT = b"left"
 """Behind the first bytes of an item that no commit has acknowledged."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def blob_path(root: Path, digest: bytes) -> Path:
-    name = digest.hex()
-    return root / BLOBS / name[:2] / f"{name}.json"
-
-
-def record_path(folder: Path, seq: int) -> Path:
-    return folder / CHECKPOINTS / f"{seq:06}.json"
 
 
 def left_from(home: Home, stream: int, path: Path) -> int:
@@ -94,24 +85,34 @@ class FilesReader(Reader):
     # -- sessions ------------------------------------------------------------------------------
 
     def session(self, name: bytes) -> tuple[int, bytes] | None:
-        for session in self._catalog.named(name):
-            ledger = self.ledger(session)
-            if ledger is not None and ledger.name == name:
-                return session, ledger.row
+        found = [ledger for n in self._catalog.named(name) if (ledger := self.ledger(n))]
+        found = [ledger for ledger in found if self.called(ledger)[0] == name]
+        if len(found) > 1:  # one after the other, as far as we have seen
+            now = self._catalog.holder(name)
+            found = [ledger for ledger in found if ledger.number == now] or found
+        if found:
+            return found[0].number, self.called(found[0])[1]
         self._catalog.refuse_lost(name)
         return None
 
+    def called(self, ledger: Ledger) -> tuple[bytes, bytes]:
+        """Name and row. A name that is in doubt was given up if another is sure to have it."""
+        if ledger.doubtful:
+            for number in self._catalog.named(ledger.name):
+                other = self.ledger(number)
+                if other is not None and not other.doubtful and other.name == ledger.name:
+                    name = deleted_name(ledger.number, ledger.name)
+                    return name, ledger.row_for(name)
+        return ledger.name, ledger.row
+
     def session_by_number(self, session: int) -> tuple[bytes, bytes] | None:
         ledger = self.ledger(session)
-        return None if ledger is None else (ledger.name, ledger.row)
+        return None if ledger is None else self.called(ledger)
 
     def sessions(self, after: bytes | None, limit: int) -> list[tuple[int, bytes, bytes]]:
-        found = sorted(
-            (ledger.name, ledger.number, ledger.row)
-            for ledger in self._ledgers()
-            if after is None or ledger.name > after
-        )
-        return [(number, name, row) for name, number, row in found[:limit]]
+        all = [(ledger.number, *self.called(ledger)) for ledger in self._ledgers()]
+        found = [each for each in all if after is None or each[1] > after]
+        return sorted(found, key=lambda each: (each[1], each[0]))[:limit]
 
     def head(self, session: int) -> bytes | None:
         ledger = self.ledger(session)
@@ -430,7 +431,7 @@ class FilesReader(Reader):
         self._catalog.reload()
         for name in self._catalog.unknown():
             yield f"the folder {name} is no session's, as far as can be told"
-        for problem in self._catalog.clashes():
+        for problem in [*self._catalog.clashes(), *self._catalog.twins()]:
             yield problem.message
         try:
             files_counters.read(self._root)

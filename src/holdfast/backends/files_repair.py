@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.backends import disk, files_counters
-from holdfast.backends.files_writer import LOCKS
+from holdfast.backends import disk, files_counters, files_journal
+from holdfast.backends.files_home import LOCKS
+from holdfast.backends.files_reader import FilesReader
 from holdfast.codec.records import SPACES
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
-    from holdfast.backends.files_writer import Home
+    from holdfast.backends.files_home import Home
 
 
 def recount(home: Home) -> None:
@@ -31,5 +32,11 @@ def accept(home: Home, session: int) -> bool:
         ledger = home.current(session)
         if ledger is None or not ledger.there or not ledger.damaged:
             return False
-        home.log(ledger, *ledger.line(ledger.acceptance()))
+        reader = FilesReader(home)
+        try:
+            name, row = reader.called(ledger)
+        finally:
+            reader.close()
+        entry = ledger.acceptance(name, row, files_journal.first_entry(ledger))
+        home.log(ledger, *ledger.line(entry))
         return True

@@ -44,16 +44,14 @@ set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false
 set_config('jit', 'off', false), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
 WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
 ELSE current_setting('synchronous_commit') END, false)"""
-_WARNING = "01000"
+_STANDBY = "SyncRepWaitForLSN"
+"""Where the server's warning comes from if somebody cancels its wait for a standby."""
 _PREPARED_FROM, _PREPARED_MOST = 3, 200
 """From its third use on a statement is prepared, if not too many are."""
 
 
 class Unconfirmed(psycopg.OperationalError):
-    """The server has warned at the end of a transaction: it may be less than durable.
-
-    So it does if somebody cancels its wait for a standby, and then tells of success all the same.
-    """
+    """Somebody has canceled the server's wait for a standby: it tells of success all the same."""
 
 
 class Link(psycopg.Connection[Any]):
@@ -150,7 +148,7 @@ class Link(psycopg.Connection[Any]):
 
 
 def _note(warnings: list[str], notice: pg.Diagnostic) -> None:
-    if notice.sqlstate == _WARNING:
+    if notice.source_function == _STANDBY:  # of the others, none is about what was committed
         warnings.append(notice.message_primary or "")
 
 
