@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast import lineage
 from holdfast.errors import Corrupt
 from tests.test_transfer_damage import flipped
 
@@ -146,6 +147,28 @@ def test_a_journal_whose_beginning_was_freed_by_a_lost_line(path):
         assert store.verify(read_data=True).ok
         with holdfast.open("memory:") as other:
             assert store.copy(other).skipped == ()
+
+
+def test_how_far_streams_go_is_known_again(path):
+    """Else a copy that brings older items would cut off what a lost line told of."""
+    with opened(path) as store:
+        saved(store, "s", "us", 1)
+        for _ in range(3):
+            store.session("s").append("log", TEXT)
+        ends = ledger_of(store, "s").ends
+    lose(path, "s", "streams")
+    with opened(path) as store:
+        assert ledger_of(store, "s").ends != ends
+        store.repair()
+        assert ledger_of(store, "s").ends == ends
+    with opened(path) as store:
+        assert ledger_of(store, "s").ends == ends
+
+
+def ledger_of(store: holdfast.Store, name: str) -> Any:
+    reader: Any
+    with store.backend.reader() as reader:
+        return reader.ledger(lineage.find_session(reader, name))
 
 
 # -- a log that is gone --------------------------------------------------------------------------

@@ -390,7 +390,9 @@ class Ledger:
         entry = {"n": n, **entry}
         return entry, text.seal_line(n, entry)
 
-    def acceptance(self, name: bytes, row: bytes, journal: int) -> dict[str, Any]:
+    def acceptance(
+        self, name: bytes, row: bytes, journal: int, ends: list[list[int]]
+    ) -> dict[str, Any]:
         """What a line says after which none is missing: the lost ones, and what is known still."""
         found = [[seq, ids.to_text(self.ids[seq])] for seq in self.order if seq in self.found]
         entry: dict[str, Any] = {
@@ -399,6 +401,7 @@ class Ledger:
             "checkpoints": found,
             "untombs": sorted(self.raised),
             "journal": journal,
+            "streams": ends,
         }
         return entry if self.origin is None else {**entry, "origin": list(self.origin)}
 

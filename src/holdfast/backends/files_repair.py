@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends import disk, files_counters, files_journal
 from holdfast.backends.files_home import LOCKS
+from holdfast.backends.files_names import streams_in
 from holdfast.backends.files_reader import FilesReader
 from holdfast.codec.records import SPACES
+from holdfast.codec.streams import MAX_ITEMS
 from holdfast.errors import Corrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.backends.files_home import Home
+    from holdfast.backends.files_ledger import Ledger
 
 
 def recount(home: Home) -> None:
@@ -37,6 +42,14 @@ def accept(home: Home, session: int) -> bool:
             name, row = reader.called(ledger)
         finally:
             reader.close()
-        entry = ledger.acceptance(name, row, files_journal.first_entry(ledger))
-        home.log(ledger, *ledger.line(entry))
+        journal, ends = files_journal.first_entry(ledger), [*_ends(home, ledger)]
+        home.log(ledger, *ledger.line(ledger.acceptance(name, row, journal, ends)))
         return True
+
+
+def _ends(home: Home, ledger: Ledger) -> Iterator[list[int]]:
+    """How far streams go: what a lost line may have brought, no copy must cut off."""
+    for stream in sorted(streams_in(str(ledger.folder))):
+        lines = home.streams.lines(ledger.stream(stream), 0, MAX_ITEMS)
+        if lines:
+            yield [stream, max(lines[-1][0] + 1, ledger.ends.get(stream, 0))]
