@@ -18,7 +18,7 @@ from holdfast.backends import disk, files_gc, files_writer
 from holdfast.backends.base import Change
 from holdfast.backends.files_catalog import LOCK
 from holdfast.backends.files_home import Home
-from holdfast.backends.files_ledger import LOG, Ledger
+from holdfast.backends.files_ledger import Ledger
 from holdfast.backends.files_names import blob_path
 from holdfast.backends.files_reader import FilesReader
 from holdfast.backends.files_streams import Streams
@@ -69,16 +69,11 @@ def syncs_only_the_log() -> None:
 
 def trusts_what_it_finds() -> None:
     """A name that is there is taken for durable, though who made it may have been killed."""
-    log = Home.log
 
-    def trusting(
-        self: Home, ledger: Ledger, entry: dict[str, Any], line: bytes, change: Change | None = None
-    ) -> None:
-        if ledger.inode:
-            self._settled[ledger.folder / LOG] = ledger.inode
-        log(self, ledger, entry, line, change)
+    def trusting(self: Home, ledger: Ledger) -> None:
+        self._settled[ledger.log] = ledger.inode
 
-    Home.log = trusting  # type: ignore[method-assign]
+    Home.rest_on = trusting  # type: ignore[method-assign]
 
 
 def takes_names_for_granted() -> None:

@@ -123,7 +123,7 @@ def test_mutant_that_takes_a_name_that_may_come_back():
 @pytest.mark.usefixtures("parsed_once")
 def test_mutant_that_trusts_what_a_killed_writer_has_left():
     relays = (relayed("short", n, "trusts_what_it_finds") for n in (22, 23))
-    assert any(powerloss.campaign(relay, states=60, until="lost").lost for relay in relays)
+    assert any(powerloss.campaign(relay, states=60, until="failures").failures for relay in relays)
 
 
 @pytest.mark.tools("strace")

@@ -76,6 +76,15 @@ class Home:
         """Somebody else has written there, who may have been killed."""
         self._settled.pop(path, None)
 
+    def rest_on(self, ledger: Ledger) -> None:
+        """Make the log durable that we go on from, once: who wrote it may have been killed.
+
+        First: else what comes after might be there, and it not, as if somebody had removed it.
+        """
+        if self.durable and ledger.inode and self._settled.get(ledger.log) != ledger.inode:
+            disk.sync(ledger.log)
+            self.settle(ledger.log)
+
     def harden(self, folder: Path) -> None:
         """Before a line that is to last: sync what others did not, who do without; or say so.
 

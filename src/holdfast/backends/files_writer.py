@@ -46,6 +46,8 @@ def commit(home: Home, change: Change) -> None:
         needed = {s for s, _ in notes.needs}
         home.lock_sessions(stack, {session}, needed)
         ledger = _checked(home, change, notes)
+        if change.create is None:
+            home.rest_on(ledger)
         if change.blobs or notes.shares:
             stack.enter_context(home.blobs(shared=True))
             _write_blobs(home, change, notes)
