@@ -16,6 +16,7 @@ from holdfast.codec.streams import LOOSE_ITEMS, PACK_ITEMS, STREAM_BITS
 from holdfast.errors import Unavailable
 from holdfast.live import Live, Spans
 from tests.home import TEXT, Home
+from tests.seeds import seeds
 from tests.test_layout import message, text
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def edit(rng: random.Random, state: dict[str, Any], i: int) -> dict[str, Any]:
     return state | {"log": log}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(5, torture=12))
 def test_what_is_left_loads_as_before(store: holdfast.Store, seed: int) -> None:
     rng = random.Random(seed)
     sessions = [store.session("a"), store.session("b", agent="x")]
@@ -175,7 +176,7 @@ def test_spans() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["same handle", "new handle"])
 @pytest.mark.parametrize(
     ("window", "end"),
-    [*[(20, end) for end in range(65, 137, 8)], *[(100, end) for end in range(125, 190, 13)]],
+    [*[(20, end) for end in range(65, 137, 17)], *[(100, end) for end in range(125, 190, 26)]],
 )
 def test_a_stream_goes_on_after_its_small_packs_were_packed(
     store: holdfast.Store, window: int, end: int, again: bool
@@ -269,7 +270,7 @@ def before(backend: Any, what: str, act: Callable[[], object]) -> Iterator[None]
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, torture=20))
 def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second frees everything between the first's looking and its writing."""
     rng = random.Random(seed)
@@ -286,7 +287,7 @@ def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(4, torture=10))
 def test_people_work_while_gc_runs(home: Home, what: str, seed: int) -> None:
     """They fork, delete, take that back and save between gc's looking and its writing."""
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.codec import patch, ropes, values
 from tests.plainstore import PlainStore
+from tests.seeds import seeds
 
 WORDS = [f"{w}{i}" for i in range(40) for w in ("alpha ", "beta\n", "gamma, ", "δ ", "0x1f;")]
 
@@ -167,7 +168,7 @@ def test_any_mutation_is_noticed(seed: int) -> None:
         assert same(store.load(node), state)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, torture=20))
 def test_patches_equal_full_saves(seed: int) -> None:
     rng = random.Random(seed)
     store = PlainStore()

@@ -14,6 +14,7 @@ import holdfast
 from holdfast import cargo
 from holdfast.errors import InvalidRequest, SessionNotFound
 from tests.home import TEXT, Home
+from tests.seeds import seeds
 
 KINDS = ["memory", "sqlite", "files", "postgres"]
 
@@ -220,7 +221,7 @@ def test_requests_that_make_no_sense(home: Home, other: Home) -> None:
     assert list(other.store.sessions()) == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, torture=3))
 def test_what_was_freed_here_stays_there(home: Home, other: Home, seed: int) -> None:
     """A copy adds, and takes nothing away."""
     rng = random.Random(50 + seed)

@@ -13,6 +13,7 @@ import holdfast
 from holdfast import Retention, cargo, transfer
 from holdfast.backends.base import Turnover
 from tests.home import TEXT, Home
+from tests.seeds import seeds
 from tests.test_transfer import copied_in_part, facts, life
 
 
@@ -47,7 +48,7 @@ def test_what_lies_within_a_pack_does_not_hide_the_rest_of_it(here: Home, there:
     whole(there)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, torture=4))
 def test_gc_between_copies(here: Home, there: Home, seed: int) -> None:
     rng = random.Random(seed)
     for part in range(4):
