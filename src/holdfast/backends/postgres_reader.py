@@ -25,6 +25,7 @@ COUNTED = (
 _LEASE = """SELECT session, token, body,
 (extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint FROM leases WHERE """
 _LONGER = 20
+_PAGE = 10_000
 
 
 def hash_of(name: bytes) -> bytes:
@@ -262,12 +263,20 @@ class PostgresReader(Reader):
         )
 
     def item_rows(self, after: int, limit: int) -> list[tuple[int, int, bytes]]:
-        return self._all(
-            "SELECT pos, length(body), substring(body FOR 9) FROM items WHERE pos > %s "
-            "ORDER BY pos LIMIT %s",
-            after,
-            limit,
-        )
+        """However many: no statement takes longer than a page does."""
+        found: list[tuple[int, int, bytes]] = []
+        while len(found) < limit:
+            page = self._all(
+                "SELECT pos, length(body), substring(body FOR 9) FROM items WHERE pos > %s "
+                "ORDER BY pos LIMIT %s",
+                after,
+                min(limit - len(found), _PAGE),
+            )
+            if not page:
+                break
+            found += page
+            after = page[-1][0]
+        return found
 
     def blob_rows(self, after: int, limit: int) -> list[tuple[int, bytes, int, int]]:
         return self._all(
