@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import freeing
+from holdfast.codec import records
 from holdfast.codec.rows import unseal_items
 from holdfast.codec.streams import LOOSE_ITEMS, PACK_ITEMS, STREAM_BITS
 from holdfast.errors import Unavailable
@@ -153,6 +154,43 @@ def _rows(store: holdfast.Store) -> dict[str, Any]:
             counts[f"facets {kind}"] = len(reader.find_facets(kind, value, b"", b"\xff" * 15, 99))
         counts["keys"] = sum(reader.find_key(n, b"k3") is not None for n in range(50))
         return counts
+
+
+@pytest.mark.parametrize("what", ["gc", "stats", "verify", "repair"])
+def test_what_was_freed_is_read_as_often_for_many_holes_as_for_few(
+    home: Home, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who read it anew at each hole in a listing would take hours for a long session."""
+    counts = [_looks(home, what, holes, monkeypatch) for holes in (3, 30)]
+    assert counts[0] == counts[1]
+
+
+def _looks(
+    home: Home, what: str, holes: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, int]]:
+    """How often something is read of what was freed, by a session with so many holes."""
+    session = home.session(f"s{holes}")
+    for n in range(2 * holes + 1):
+        session.append("log", n)
+    session.prune(holdfast.Retention(keep_last=1, keep_every=2))
+    assert home.store.gc().checkpoints == holes
+    looks = {"unseal_freed": 0, "gaps_below": 0}
+    with home.store.backend.reader() as reader, monkeypatch.context() as patch:
+        for owner in (records, type(reader)):
+            for name in looks.keys() & vars(owner).keys():
+                patch.setattr(owner, name, _counted(getattr(owner, name), looks, name))
+        getattr(home.store, what)()
+    session.delete()
+    home.store.gc()
+    return sorted(looks.items())
+
+
+def _counted(real: Any, looks: dict[str, int], name: str) -> Any:
+    def counting(*args: Any) -> Any:
+        looks[name] += 1
+        return real(*args)
+
+    return counting
 
 
 def test_spans() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,13 @@ def all_rows(
     """
     low = 1
     full = True
+    gone = cache(lambda: _freed(reader, session))  # read once, and only if there is a hole
     try:
         while full:
             rows = reader.checkpoints(session, low, records.MAX_SEQ, _PAGE)
             for row in rows:
                 if row[0] > low:
-                    yield from _unlisted(reader, session, low, row[0])
+                    yield from _unlisted(reader, session, gone().missing(low, row[0]))
                 yield row
                 low = row[0] + 1
             full = len(rows) == _PAGE
@@ -56,18 +58,24 @@ def all_rows(
         tell(e)
     with suppress(*UNREADABLE):
         last = lineage.read_head(reader, session)[1].last
-        yield from _unlisted(reader, session, low, last + 1)
+        if last >= low:
+            yield from _unlisted(reader, session, gone().missing(low, last + 1))
 
 
-def _unlisted(
-    reader: Reader, session: int, low: int, high: int
-) -> Iterator[tuple[int, bytes, bytes]]:
-    """Of the checkpoints [low, high), none of which is listed, those that are there."""
+def _freed(reader: Reader, session: int) -> Spans:
+    """The checkpoints that gc has freed, as far as that can be read."""
     gone = Spans()
     with suppress(*UNREADABLE):
         for span in lineage.freed(reader, session):
             gone.add(*span)
-    for start, stop in gone.missing(low, high):
+    return gone
+
+
+def _unlisted(
+    reader: Reader, session: int, holes: list[tuple[int, int]]
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Of the checkpoints in the holes of a listing, those that are there."""
+    for start, stop in holes:
         for seq in range(start, min(stop, start + _LOOKED_UP)):
             with suppress(*UNREADABLE):
                 if (found := reader.checkpoint(session, seq)) is not None:
