@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,78 @@ def test_gc_must_look_whether_it_has_seen_all(
     monkeypatch.setattr(live.Spans, "missing", lambda *_: [])
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check_gc(tmp_path / "store.db")
+
+
+def plain_and_rich(path: Path) -> dict[str, Any]:
+    """Sessions without references in their items, then some with: a row each, over many pages."""
+    some = random.Random(1)
+    states: dict[str, Any] = {}
+    with holdfast.open(path, durability="normal") as store:
+        for n in range(32):
+            items: list[Any] = [f"{n}-{m}-{some.randbytes(60).hex()}" for m in range(12)]
+            if n >= 28:
+                items = [{"pad": "q" * 300, "file": some.randbytes(5_000)} for _ in range(12)]
+            states[f"s{n}"] = {"log": items}
+            store.session(f"s{n}").save(states[f"s{n}"])
+    return states
+
+
+def sound(path: Path, states: dict[str, Any]) -> set[str]:
+    out = set()
+    with holdfast.open(path, durability="normal") as store:
+        for name, state in states.items():
+            with suppress(holdfast.HoldfastError):
+                assert store.session(name).load() == state
+                out.add(name)
+    return out
+
+
+def keys_of_items(path: Path, *, interior: bool) -> list[tuple[int, int]]:
+    """Where the keys of the rows of items are in the file, or those that lead to them."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    kind = "internal" if interior else "leaf"
+    sql = "SELECT pageno FROM dbstat WHERE name = 'items' AND pagetype = ? ORDER BY path"
+    pages = [page for (page,) in connection.execute(sql, (kind,))]
+    size = connection.pragma("page_size")
+    connection.close()
+    data = path.read_bytes()
+    out = []
+    for page in pages:
+        start = (page - 1) * size
+        for n in range(int.from_bytes(data[start + 3 : start + 5], "big")):
+            cell = start + (12 if interior else 8) + 2 * n
+            at = start + int.from_bytes(data[cell : cell + 2], "big") + (4 if interior else 0)
+            at += 0 if interior else length(data, at)  # of the row, which comes first
+            out.append((at, length(data, at)))
+    return out
+
+
+def length(data: bytes, at: int) -> int:
+    """Of a number in the way of SQLite."""
+    return next(n for n in range(1, 9) if data[at + n - 1] < 128)
+
+
+@pytest.mark.parametrize("interior", [False, True], ids=["rows", "ways to rows"])
+def test_gc_trusts_no_page_of_a_listing_of_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interior: bool
+) -> None:
+    """The last key of a page is damaged, or what leads to the next: the rest still loads."""
+    monkeypatch.setattr(live, "_PAGE", 7)
+    path = tmp_path / "store.db"
+    states = plain_and_rich(path)
+    data = path.read_bytes()
+    keys = keys_of_items(path, interior=interior)
+    assert len(keys) > (3 if interior else 30)
+    hidden = 0
+    for at, size in keys if interior else keys[6::7]:
+        for i in range(at, at + size):
+            path.write_bytes(data[:i] + bytes([data[i] ^ 64]) + data[i + 1 :])
+            before = sound(path, states)
+            hidden += len(before) < len(states)
+            with holdfast.open(path, durability="normal") as store, suppress(Corrupt):
+                store.gc()
+            assert sound(path, states) == before
+    assert hidden
 
 
 def check_repair(path: Path, *, ends: bool = True) -> None:

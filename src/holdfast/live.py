@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Rows = list[tuple[int, bytes]]
 
 _PAGE = 1_000
+_ALL = 1 << 62
 _LOOKED_UP = 1 << 17
 """So many that are not listed are looked for: how many there should be may be made up."""
 
@@ -179,6 +180,22 @@ def _unknown(what: str) -> Corrupt:
     )
 
 
+def _item_rows(reader: Reader) -> list[tuple[int, int, bytes]]:
+    """All rows of items, in order.
+
+    In one go: pages go on behind the last key of the one before, and if that is damaged, or what
+    leads to it, they leave out rows that still load. Who did not see them would not know that they
+    have references.
+    """
+    try:
+        rows = reader.item_rows(-1, _ALL)
+    except UNREADABLE as e:
+        raise _unknown(e.message) from e
+    if any(a[0] >= b[0] for a, b in pairwise(rows)):
+        raise _unknown("rows of items are out of order")
+    return rows
+
+
 class Live:
     """What the checkpoints of a store refer to, as of one moment."""
 
@@ -191,14 +208,8 @@ class Live:
         self._tails: dict[int, Tail] = {}
         """By stream: where it goes on."""
         self._blobs: set[bytes] = set()
-        self._positions: list[int] = []
-        self._rows: list[tuple[int, bytes]] = []
-        after = -1
-        while page := reader.item_rows(after, _PAGE):
-            for pos, size, begin in page:
-                self._positions.append(pos)
-                self._rows.append((size, begin))
-            after = page[-1][0]
+        self._rows = _item_rows(reader)
+        self._positions = [pos for pos, _, _ in self._rows]
 
     @property
     def rows(self) -> int:
@@ -282,7 +293,7 @@ class Live:
         base = stream << STREAM_BITS
         first = max(bisect_right(self._positions, base + low) - 1, 0)
         last = bisect_left(self._positions, base + high)
-        return any(_flags(begin) & REFS for _, begin in self._rows[first:last])
+        return any(_flags(begin) & REFS for _, _, begin in self._rows[first:last])
 
     def dead_items(self) -> Iterator[tuple[Rows, Rows]]:
         """Rows that go together, and what comes in their place."""
@@ -320,7 +331,8 @@ class Live:
             yield from self._packed(tail, small)
 
     def _row(self, n: int) -> tuple[int, bytes]:
-        return self._positions[n], self._rows[n][1]
+        pos, _, begin = self._rows[n]
+        return pos, begin
 
     def _packed(self, tail: Tail, rows: list[int]) -> Iterator[tuple[Rows, Rows]]:
         """The small packs of a tail as a full one. Loose rows are left to whoever goes on there."""
@@ -331,19 +343,25 @@ class Live:
         first = self._positions[together[0]] - base
         items: list[bytes] = []
         refs = False
-        for piece in streams.pieces(self._source, [(tail.stream, first, tail.loose - first)]):
-            refs = refs or piece.refs
-            starts = [piece.base, *piece.ends]
-            items += [piece.data[a - piece.base : b - piece.base] for a, b in pairwise(starts)]
+        try:
+            for piece in streams.pieces(self._source, [(tail.stream, first, tail.loose - first)]):
+                refs = refs or piece.refs
+                starts = [piece.base, *piece.ends]
+                items += [piece.data[a - piece.base : b - piece.base] for a, b in pairwise(starts)]
+        except UNREADABLE:
+            return  # they stay as they are
         packs = streams.packs(tail.stream, first, items, [], refs=refs)
         yield [self._row(n) for n in together], [(base + row.first, row.body) for row in packs]
 
     def _cut_down(
         self, stream: int, first: int, living: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]] | None:
-        """Rows for the living items of one row; None if too little of it is dead."""
-        [(_, body)] = self._reader.items(stream, first, first + 1)
-        row = unseal_items(stream << STREAM_BITS | first, body, f"item {first} of stream {stream}")
+        """Rows for the living items of one row; None if too little of it is dead, or not sound."""
+        body = dict(self._reader.items(stream, first, first + 1)).get(first, b"")
+        try:
+            row = unseal_items(stream << STREAM_BITS | first, body, f"item {first}")
+        except UNREADABLE:
+            return None
         stop = first + len(row.ends)
         starts = [0, *row.ends]
         living = [(low, min(high, stop)) for low, high in living if low < stop]
