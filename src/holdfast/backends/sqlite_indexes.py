@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _TWIN = "made_anew"
+# The head of another type can be neither read nor swapped; often its bytes are all there.
+_HEADS = """UPDATE heads SET body = ifnull(CAST(body AS BLOB), x'') WHERE typeof(body) <> 'blob'"""
 _TAKE_OVER = """UPDATE sqlite_schema SET rootpage =
 (SELECT rootpage FROM sqlite_schema WHERE name = ?) WHERE name = ?;
 DELETE FROM sqlite_schema WHERE name = ?"""
@@ -29,6 +31,8 @@ DELETE FROM sqlite_schema WHERE name = ?"""
 
 def reindex(connection: apsw.Connection) -> None:
     """SQLite's own indexes, and all that only repeats what sealed rows say."""
+    with suppress(apsw.CorruptError):
+        connection.execute(_HEADS)
     _note_positions(connection)
     indexes = "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index'"
     for name, table in connection.execute(indexes).fetchall():
