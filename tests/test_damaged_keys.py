@@ -222,8 +222,7 @@ def test_gc_frees_nothing_of_a_session_that_is_not_listed(tmp_path: Path) -> Non
     assert data.count(entry + bytes([number])) == 1
     path.write_bytes(data.replace(entry + bytes([number]), entry + bytes([number ^ 1])))
     with holdfast.open(path) as store:
-        with pytest.raises(Corrupt, match="not listed"):
-            store.gc()
+        store.gc()
         store.repair()
         store.gc()
         for name in names:

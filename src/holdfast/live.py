@@ -165,6 +165,17 @@ def _flags(begin: bytes) -> int:
     return begin[8]
 
 
+def _is_there(reader: Reader, session: int) -> bool:
+    """Whether there is a session that is not listed.
+
+    Rows that are damaged in what session they name make none: they are missing in another.
+    """
+    with suppress(*UNREADABLE):
+        if reader.session_by_number(session) is None:
+            return _has_sound_row(reader, session)
+    return True
+
+
 def _has_sound_row(reader: Reader, session: int) -> bool:
     for seq, id, body in all_rows(reader, session):
         with suppress(*UNREADABLE):
@@ -176,7 +187,8 @@ def _has_sound_row(reader: Reader, session: int) -> bool:
 def _unknown(what: str) -> Corrupt:
     return Corrupt(
         f"what is needed is not certain, so no data is freed: {what}",
-        hint="verify() names what is damaged; repair() or delete() it first",
+        hint="verify() names what is damaged; repair() or delete() it first; "
+        "if that does not help, copy() to a new store brings along what is sound",
     )
 
 
@@ -217,7 +229,7 @@ class Live:
         return len(self._positions)
 
     def mark_all(self, tell: Callable[[str, int, int], None]) -> None:
-        """Corrupt if some checkpoint cannot be read, or is of a session that is not listed."""
+        """Corrupt if some checkpoint cannot be read, be its session listed or not."""
         known = {*_sessions_of_ids(self._reader)}  # first: in files, more may come
         after: bytes | None = None
         sessions: set[int] = set()
@@ -227,10 +239,10 @@ class Live:
         for n, session in enumerate(sorted(sessions)):
             tell("reading", n, len(sessions))
             self._mark_session(session)
-        for session in known - sessions:
-            # Rows that are damaged in what session they name were counted as missing above.
-            if self._reader.session_by_number(session) or _has_sound_row(self._reader, session):
-                raise _unknown(f"session {session} has checkpoints, and is not listed")
+        for session in sorted(known - sessions):
+            # Nobody can open or delete it, so its checkpoints count for as long as they are there.
+            if _is_there(self._reader, session):
+                self._mark_session(session)
 
     def _mark_session(self, session: int) -> None:
         self._followed.clear()
@@ -246,8 +258,11 @@ class Live:
                 self.mark(row.node(), row.line if goes_on else None)
             except UNREADABLE as e:
                 raise _unknown(f"what checkpoint {seq} of a session needs: {e.message}") from e
-        for span in lineage.freed(self._reader, session):
-            there.add(*span)
+        try:
+            for span in lineage.freed(self._reader, session):
+                there.add(*span)
+        except UNREADABLE as e:
+            raise _unknown(e.message) from e
         for low, _ in there.missing(1, (newest or 0) + 1):
             raise _unknown(f"the record of checkpoint {low} of session {session} is missing")
 
