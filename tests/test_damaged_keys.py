@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import lineage, live
-from holdfast.codec import records, ropes
+from holdfast.codec import records, ropes, rows
 from holdfast.errors import Corrupt
 from holdfast.source import StoredSource
 
@@ -170,6 +171,44 @@ def test_gc_trusts_no_page_of_a_listing_of_items(
                 store.gc()
             assert sound(path, states) == before
     assert hidden
+
+
+def leave_astray(path: Path) -> dict[str, Any]:
+    """A row with a damaged key, in order, while a pack has its items: it was made meanwhile."""
+    log = [f"{n} {random.Random(n).randbytes(60).hex()}" for n in range(40)]
+    with holdfast.open(path, durability="normal") as store:
+        session = store.session("astray")
+        session.save({"log": log})
+        session.save({"log": log[20:]})
+    connection = apsw.Connection(str(path))
+    pos: Any = connection.execute("SELECT max(pos) FROM items").get
+    row = rows.seal_items(pos + 5, [b"\xa1x"], False, rows.PLAIN)
+    connection.execute("INSERT INTO items VALUES (?, ?)", (pos + 5 ^ 1 << 40, row))
+    connection.close()
+    return {"astray": {"log": log[20:]}}
+
+
+@pytest.mark.parametrize("astray", [False, True])
+def test_repair_puts_rows_of_items_in_order(tmp_path: Path, astray: bool) -> None:
+    """Out of order they cannot be listed, and gc refused for ever. Each tells where it belongs."""
+    path = tmp_path / "store.db"
+    states = plain_and_rich(path)
+    states |= leave_astray(path) if astray else {}
+    data = path.read_bytes()
+    at, size = keys_of_items(path, interior=False)[15]
+    tried = 0
+    for i, bit in itertools.product(range(at, at + size), range(7)):
+        path.write_bytes(data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :])
+        with holdfast.open(path, durability="normal") as store:
+            try:
+                store.gc()
+            except Corrupt:
+                tried += 1
+                store.repair()
+                store.gc()
+                assert store.verify(read_data=True).ok
+                assert sound(path, states) == states.keys()
+    assert tried
 
 
 def check_repair(path: Path, *, ends: bool = True) -> None:
