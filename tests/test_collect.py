@@ -11,9 +11,10 @@ import pytest
 
 import holdfast
 from holdfast import freeing
+from holdfast.codec import records
 from holdfast.codec.rows import unseal_items
 from holdfast.codec.streams import LOOSE_ITEMS, PACK_ITEMS, STREAM_BITS
-from holdfast.errors import Unavailable
+from holdfast.errors import Corrupt, Unavailable
 from holdfast.live import Live, Spans
 from tests.home import TEXT, Home
 from tests.seeds import seeds
@@ -156,6 +157,43 @@ def _rows(store: holdfast.Store) -> dict[str, Any]:
         return counts
 
 
+@pytest.mark.parametrize("what", ["gc", "stats", "verify", "repair"])
+def test_what_was_freed_is_read_as_often_for_many_holes_as_for_few(
+    home: Home, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who read it anew at each hole in a listing would take hours for a long session."""
+    counts = [_looks(home, what, holes, monkeypatch) for holes in (3, 30)]
+    assert counts[0] == counts[1]
+
+
+def _looks(
+    home: Home, what: str, holes: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, int]]:
+    """How often something is read of what was freed, by a session with so many holes."""
+    session = home.session(f"s{holes}")
+    for n in range(2 * holes + 1):
+        session.append("log", n)
+    session.prune(holdfast.Retention(keep_last=1, keep_every=2))
+    assert home.store.gc().checkpoints == holes
+    looks = {"unseal_freed": 0, "gaps_below": 0}
+    with home.store.backend.reader() as reader, monkeypatch.context() as patch:
+        for owner in (records, type(reader)):
+            for name in looks.keys() & vars(owner).keys():
+                patch.setattr(owner, name, _counted(getattr(owner, name), looks, name))
+        getattr(home.store, what)()
+    session.delete()
+    home.store.gc()
+    return sorted(looks.items())
+
+
+def _counted(real: Any, looks: dict[str, int], name: str) -> Any:
+    def counting(*args: Any) -> Any:
+        looks[name] += 1
+        return real(*args)
+
+    return counting
+
+
 def test_spans() -> None:
     rng = random.Random(1)
     for _ in range(300):
@@ -216,6 +254,59 @@ def _nothing_is_stored_twice(store: holdfast.Store) -> None:
 def _items(store: holdfast.Store) -> int:
     with store.backend.reader() as reader:
         return reader.sizes()["items"][0]
+
+
+# -- beside damage ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_row(home: Home, name: str) -> Iterator[None]:
+    """As if the row of a session were lost: it is neither listed nor found."""
+    number = home._number(name)
+    with home.store.backend.reader() as reader, pytest.MonkeyPatch.context() as patch:
+        kind = type(reader)
+        sessions, by_number = kind.sessions, kind.session_by_number
+
+        def listed(self: Any, *args: Any) -> Any:
+            return [row for row in sessions(self, *args) if row[0] != number]
+
+        def found(self: Any, session: int) -> Any:
+            return None if session == number else by_number(self, session)
+
+        patch.setattr(kind, "sessions", listed)
+        patch.setattr(kind, "session_by_number", found)
+        yield
+
+
+def _lost_and_other(home: Home) -> dict[str, Any]:
+    """States of a session, and beside it some that gc has to free."""
+    rng = random.Random(4)
+    lost, other = home.session("lost"), home.session("other")
+    for n in range(3):
+        other.save(some_state(rng, n))
+    other.delete("@~1")
+    return {lost.save(state).id: state for state in [some_state(rng, n) for n in range(6)]}
+
+
+def test_gc_goes_on_beside_a_session_whose_row_is_lost(home: Home) -> None:
+    """Nobody can delete it, so gc would refuse for ever."""
+    states = _lost_and_other(home)
+    with without_row(home, "lost"):
+        freed = home.store.gc()
+        assert (freed.checkpoints, freed.rows > 0) == (1, True)
+    lost = home.reopened().session("lost")
+    assert {id: lost.load(id) for id in states} == states
+    assert home.store.verify(read_data=True).ok
+
+
+def test_gc_frees_no_data_if_a_record_of_such_a_session_is_lost(home: Home) -> None:
+    states = _lost_and_other(home)
+    home.spoil_checkpoint(3, name="lost")
+    with without_row(home, "lost"), pytest.raises(Corrupt, match="no data is freed") as refused:
+        home.store.gc()
+    assert "copy()" in str(refused.value.hint)
+    lost = home.reopened().session("lost")
+    assert all(lost.load(id) == state for n, (id, state) in enumerate(states.items()) if n != 2)
 
 
 # -- somebody else meanwhile -----------------------------------------------------------------------

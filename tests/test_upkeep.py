@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast import Retention, datacheck, ids, verify
+from holdfast import Retention, datacheck, ids, repair, verify
 from holdfast.backends import disk, sqlite_file
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
@@ -444,6 +444,40 @@ def test_nothing_is_left_to_load(home: Home) -> None:
     assert done.moved is None
     assert len(done.lost) == 2
     assert len(home.store.repair()) == 1
+
+
+@pytest.mark.parametrize("type", ["TEXT", "INTEGER"])
+def test_a_head_of_another_type(sqlite: Home, type: str) -> None:
+    """It can be neither read nor swapped, and stopped the repair of all that come after it."""
+    for name in ("a", "b"):
+        numbered(sqlite, 3, name)
+    sqlite.spoil_head(name="b")
+    sqlite._sql(f"UPDATE heads SET body = CAST(body AS {type}) WHERE session = 1")
+    sqlite.store.repair()
+    for name in ("a", "b"):
+        assert sqlite.reopened().session(name).load()["i"] == 2
+        sqlite.session(name).save({"i": 3})
+    assert sqlite.store.verify(read_data=True).ok
+
+
+def test_a_session_that_cannot_be_repaired_holds_up_no_other(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [c.id for c in numbered(home, 3, "a").tree()]
+    numbered(home, 3, "b")
+    home.spoil_checkpoint(3, name="b")
+    entries = repair._entries
+
+    def refuse(reader: Any, number: int) -> Any:
+        if number == min(n for n, _, _ in reader.sessions(None, 9)):
+            raise Corrupt("injected")
+        return entries(reader, number)
+
+    monkeypatch.setattr(repair, "_entries", refuse)
+    first, second = home.store.repair()
+    assert (first.session, [*first.lost]) == ("a", ids)
+    assert (second.session, second.moved) == ("b", (3, 2))
+    assert home.session("b").load()["i"] == 1
 
 
 def test_a_sound_store_stays_as_it_is(sqlite: Home) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import verify
+from holdfast import datacheck, verify
 from holdfast.backends.base import Reader
+from holdfast.codec.nodes import chain
 from holdfast.errors import Corrupt, HoldfastError
 from tests.home import TEXT, Home
 
@@ -193,3 +195,43 @@ def test_sessions_that_are_forked_meanwhile(home: Home, monkeypatch: pytest.Monk
     assert report.ok, str(report)
     monkeypatch.undo()
     assert home.store.verify(read_data=True).sessions == 3
+
+
+def test_memory_does_not_grow_with_the_edits_of_a_list(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each edit gives all that come behind it other hashes, which are not kept for ever."""
+    session, count = home.session(), 60
+    log = [f"{n} " + "text " * 60 for n in range(count)]
+    for n in range(20):
+        log[3] = f"edit {n} " + "text " * 60
+        session.save({"log": log})
+    held: list[int] = []
+    check = datacheck.DataCheck.check
+
+    def measured(self: datacheck.DataCheck, node: Any) -> None:
+        check(self, node)
+        held.append(sum(map(len, self._chains.values())))
+
+    monkeypatch.setattr(datacheck, "_KEPT", 3 * count, raising=False)
+    monkeypatch.setattr(datacheck.DataCheck, "check", measured)
+    assert home.store.verify(read_data=True).ok
+    assert len(held) >= 20
+    assert max(held) <= 4 * count
+
+
+def test_what_grows_is_hashed_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little is kept: what the last state needed is."""
+    session = home.session()
+    for n in range(80):
+        session.append("log", f"{n} " + "text " * 60)
+    hashed: list[int] = []
+
+    def counting(last: Any, hashes: Any) -> bytes:
+        hashed.append(len(hashes))
+        return chain(last, hashes)
+
+    monkeypatch.setattr(datacheck, "_KEPT", 1)
+    monkeypatch.setattr(datacheck, "chain", counting)
+    assert home.store.verify(read_data=True).ok
+    assert sum(hashed) <= 80

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Rows = list[tuple[int, bytes]]
 
 _PAGE = 1_000
+_ALL = 1 << 62
 _LOOKED_UP = 1 << 17
 """So many that are not listed are looked for: how many there should be may be made up."""
 
@@ -43,12 +45,13 @@ def all_rows(
     """
     low = 1
     full = True
+    gone = cache(lambda: _freed(reader, session))  # read once, and only if there is a hole
     try:
         while full:
             rows = reader.checkpoints(session, low, records.MAX_SEQ, _PAGE)
             for row in rows:
                 if row[0] > low:
-                    yield from _unlisted(reader, session, low, row[0])
+                    yield from _unlisted(reader, session, gone().missing(low, row[0]))
                 yield row
                 low = row[0] + 1
             full = len(rows) == _PAGE
@@ -56,18 +59,24 @@ def all_rows(
         tell(e)
     with suppress(*UNREADABLE):
         last = lineage.read_head(reader, session)[1].last
-        yield from _unlisted(reader, session, low, last + 1)
+        if last >= low:
+            yield from _unlisted(reader, session, gone().missing(low, last + 1))
 
 
-def _unlisted(
-    reader: Reader, session: int, low: int, high: int
-) -> Iterator[tuple[int, bytes, bytes]]:
-    """Of the checkpoints [low, high), none of which is listed, those that are there."""
+def _freed(reader: Reader, session: int) -> Spans:
+    """The checkpoints that gc has freed, as far as that can be read."""
     gone = Spans()
     with suppress(*UNREADABLE):
         for span in lineage.freed(reader, session):
             gone.add(*span)
-    for start, stop in gone.missing(low, high):
+    return gone
+
+
+def _unlisted(
+    reader: Reader, session: int, holes: list[tuple[int, int]]
+) -> Iterator[tuple[int, bytes, bytes]]:
+    """Of the checkpoints in the holes of a listing, those that are there."""
+    for start, stop in holes:
         for seq in range(start, min(stop, start + _LOOKED_UP)):
             with suppress(*UNREADABLE):
                 if (found := reader.checkpoint(session, seq)) is not None:
@@ -156,6 +165,17 @@ def _flags(begin: bytes) -> int:
     return begin[8]
 
 
+def _is_there(reader: Reader, session: int) -> bool:
+    """Whether there is a session that is not listed.
+
+    Rows that are damaged in what session they name make none: they are missing in another.
+    """
+    with suppress(*UNREADABLE):
+        if reader.session_by_number(session) is None:
+            return _has_sound_row(reader, session)
+    return True
+
+
 def _has_sound_row(reader: Reader, session: int) -> bool:
     for seq, id, body in all_rows(reader, session):
         with suppress(*UNREADABLE):
@@ -167,8 +187,25 @@ def _has_sound_row(reader: Reader, session: int) -> bool:
 def _unknown(what: str) -> Corrupt:
     return Corrupt(
         f"what is needed is not certain, so no data is freed: {what}",
-        hint="verify() names what is damaged; repair() or delete() it first",
+        hint="verify() names what is damaged; repair() or delete() it first; "
+        "if that does not help, copy() to a new store brings along what is sound",
     )
+
+
+def _item_rows(reader: Reader) -> list[tuple[int, int, bytes]]:
+    """All rows of items, in order.
+
+    In one go: pages go on behind the last key of the one before, and if that is damaged, or what
+    leads to it, they leave out rows that still load. Who did not see them would not know that they
+    have references.
+    """
+    try:
+        rows = reader.item_rows(-1, _ALL)
+    except UNREADABLE as e:
+        raise _unknown(e.message) from e
+    if any(a[0] >= b[0] for a, b in pairwise(rows)):
+        raise _unknown("rows of items are out of order")
+    return rows
 
 
 class Live:
@@ -183,14 +220,8 @@ class Live:
         self._tails: dict[int, Tail] = {}
         """By stream: where it goes on."""
         self._blobs: set[bytes] = set()
-        self._positions: list[int] = []
-        self._rows: list[tuple[int, bytes]] = []
-        after = -1
-        while page := reader.item_rows(after, _PAGE):
-            for pos, size, begin in page:
-                self._positions.append(pos)
-                self._rows.append((size, begin))
-            after = page[-1][0]
+        self._rows = _item_rows(reader)
+        self._positions = [pos for pos, _, _ in self._rows]
 
     @property
     def rows(self) -> int:
@@ -198,7 +229,7 @@ class Live:
         return len(self._positions)
 
     def mark_all(self, tell: Callable[[str, int, int], None]) -> None:
-        """Corrupt if some checkpoint cannot be read, or is of a session that is not listed."""
+        """Corrupt if some checkpoint cannot be read, be its session listed or not."""
         known = {*_sessions_of_ids(self._reader)}  # first: in files, more may come
         after: bytes | None = None
         sessions: set[int] = set()
@@ -208,10 +239,10 @@ class Live:
         for n, session in enumerate(sorted(sessions)):
             tell("reading", n, len(sessions))
             self._mark_session(session)
-        for session in known - sessions:
-            # Rows that are damaged in what session they name were counted as missing above.
-            if self._reader.session_by_number(session) or _has_sound_row(self._reader, session):
-                raise _unknown(f"session {session} has checkpoints, and is not listed")
+        for session in sorted(known - sessions):
+            # Nobody can open or delete it, so its checkpoints count for as long as they are there.
+            if _is_there(self._reader, session):
+                self._mark_session(session)
 
     def _mark_session(self, session: int) -> None:
         self._followed.clear()
@@ -227,8 +258,11 @@ class Live:
                 self.mark(row.node(), row.line if goes_on else None)
             except UNREADABLE as e:
                 raise _unknown(f"what checkpoint {seq} of a session needs: {e.message}") from e
-        for span in lineage.freed(self._reader, session):
-            there.add(*span)
+        try:
+            for span in lineage.freed(self._reader, session):
+                there.add(*span)
+        except UNREADABLE as e:
+            raise _unknown(e.message) from e
         for low, _ in there.missing(1, (newest or 0) + 1):
             raise _unknown(f"the record of checkpoint {low} of session {session} is missing")
 
@@ -274,7 +308,7 @@ class Live:
         base = stream << STREAM_BITS
         first = max(bisect_right(self._positions, base + low) - 1, 0)
         last = bisect_left(self._positions, base + high)
-        return any(_flags(begin) & REFS for _, begin in self._rows[first:last])
+        return any(_flags(begin) & REFS for _, _, begin in self._rows[first:last])
 
     def dead_items(self) -> Iterator[tuple[Rows, Rows]]:
         """Rows that go together, and what comes in their place."""
@@ -312,7 +346,8 @@ class Live:
             yield from self._packed(tail, small)
 
     def _row(self, n: int) -> tuple[int, bytes]:
-        return self._positions[n], self._rows[n][1]
+        pos, _, begin = self._rows[n]
+        return pos, begin
 
     def _packed(self, tail: Tail, rows: list[int]) -> Iterator[tuple[Rows, Rows]]:
         """The small packs of a tail as a full one. Loose rows are left to whoever goes on there."""
@@ -323,19 +358,25 @@ class Live:
         first = self._positions[together[0]] - base
         items: list[bytes] = []
         refs = False
-        for piece in streams.pieces(self._source, [(tail.stream, first, tail.loose - first)]):
-            refs = refs or piece.refs
-            starts = [piece.base, *piece.ends]
-            items += [piece.data[a - piece.base : b - piece.base] for a, b in pairwise(starts)]
+        try:
+            for piece in streams.pieces(self._source, [(tail.stream, first, tail.loose - first)]):
+                refs = refs or piece.refs
+                starts = [piece.base, *piece.ends]
+                items += [piece.data[a - piece.base : b - piece.base] for a, b in pairwise(starts)]
+        except UNREADABLE:
+            return  # they stay as they are
         packs = streams.packs(tail.stream, first, items, [], refs=refs)
         yield [self._row(n) for n in together], [(base + row.first, row.body) for row in packs]
 
     def _cut_down(
         self, stream: int, first: int, living: list[tuple[int, int]]
     ) -> list[tuple[int, bytes]] | None:
-        """Rows for the living items of one row; None if too little of it is dead."""
-        [(_, body)] = self._reader.items(stream, first, first + 1)
-        row = unseal_items(stream << STREAM_BITS | first, body, f"item {first} of stream {stream}")
+        """Rows for the living items of one row; None if too little of it is dead, or not sound."""
+        body = dict(self._reader.items(stream, first, first + 1)).get(first, b"")
+        try:
+            row = unseal_items(stream << STREAM_BITS | first, body, f"item {first}")
+        except UNREADABLE:
+            return None
         stop = first + len(row.ends)
         starts = [0, *row.ends]
         living = [(low, min(high, stop)) for low, high in living if low < stop]

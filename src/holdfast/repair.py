@@ -15,6 +15,7 @@ from holdfast.errors import UNREADABLE, Corrupt
 from holdfast.freeing import Tree
 from holdfast.lineage import Place
 from holdfast.live import all_rows, strays
+from holdfast.logs import logger
 from holdfast.model import DAMAGED
 from holdfast.source import StoredSource
 
@@ -44,20 +45,36 @@ def repair(backend: Backend) -> list[Repaired]:
     backend.reindex()
     out = []
     for number in list(_numbers(backend)):
-        tries = 0
-        while True:
-            try:
-                done = _session(backend, number)
-                break
-            except Moved:
-                continue
-            except Gone:
-                tries += 1
-                if tries > _PATIENCE:
-                    raise Corrupt("what is deleted cannot be told from what is not") from None
+        try:
+            done = _patiently(backend, number)
+        except UNREADABLE as e:  # the others can be repaired all the same
+            logger.warning("session %d cannot be repaired: %s", number, e.message)
+            with backend.reader() as reader:
+                done = _left_alone(reader, number)
         if done is not None:
             out.append(done)
     return out
+
+
+def _patiently(backend: Backend, number: int) -> Repaired | None:
+    """Again, if somebody saves or deletes meanwhile."""
+    tries = 0
+    while True:
+        try:
+            return _session(backend, number)
+        except Moved:
+            continue
+        except Gone:
+            tries += 1
+            if tries > _PATIENCE:
+                raise Corrupt("what is deleted cannot be told from what is not") from None
+
+
+def _left_alone(reader: Reader, number: int) -> Repaired:
+    """Of a session that stays as it is: what of it loads is not known, so all counts as lost."""
+    name = _name(reader, number)
+    lost = [_called(seq, id) for seq, id, _ in all_rows(reader, number)]
+    return Repaired(f"session {number}" if name is None else name, None, (), tuple(lost))
 
 
 def _numbers(backend: Backend) -> Iterator[int]:
@@ -65,7 +82,9 @@ def _numbers(backend: Backend) -> Iterator[int]:
     listed: set[int] = set()
     while True:
         with backend.reader() as reader:
-            page = reader.sessions(after, _PAGE)
+            page = []
+            with suppress(Corrupt):  # those that are not listed are found by their checkpoints
+                page = reader.sessions(after, _PAGE)
             if not page:
                 yield from strays(reader, listed)
                 return
@@ -83,8 +102,7 @@ def _session(backend: Backend, number: int) -> Repaired | None:
     with backend.reader() as reader:
         name = _name(reader, number)
         if name is None:
-            lost = [_called(seq, id) for seq, id, _ in all_rows(reader, number)]
-            return Repaired(f"session {number}", None, (), tuple(lost))
+            return _left_alone(reader, number)
         row = reader.head(number) or b""
         missing = list(_missing(reader, number))
         bad = {seq: str(seq) for seq in missing} | _unloadable(backend, reader, number)

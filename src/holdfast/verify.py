@@ -11,7 +11,7 @@ from holdfast.codec import records
 from holdfast.datacheck import DataCheck
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
 from holdfast.lineage import Place
-from holdfast.live import all_rows, strays
+from holdfast.live import Spans, all_rows, strays
 from holdfast.source import StoredSource
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ class _Audit:
         self._plain = raw if former is None else former
         self._name = self._plain.decode("utf-8", "backslashreplace") or f"session {number}"
         self._prefix = records.hash_prefix(self._plain)
-        self._freed: list[tuple[int, int]] = []
+        self._freed = Spans()
+        self._below: dict[int, set[tuple[int, int]]] = {}
         self._source = StoredSource(backend, reader)
         self._data = DataCheck(self._source) if read_data else None
         self._hashes: dict[int, bytes] = {}
@@ -210,7 +211,8 @@ class _Audit:
                 gone and not lineage.is_deleted(self._reader, self._number)
             ):
                 self._note("the head points at no checkpoint", loads=self._opens)
-            self._freed = lineage.freed(self._reader, self._number)
+            for span in lineage.freed(self._reader, self._number):
+                self._freed.add(*span)
         except UNREADABLE as e:
             self._note(e.message, loads=self._opens)
         low = 1
@@ -242,21 +244,13 @@ class _Audit:
 
     def _missing(self, low: int, high: int) -> None:
         """Note that the records [low, high) are gone, but for those that gc has freed."""
-        runs: list[tuple[int, int]] = []
-        for start, stop in self._freed:
-            if stop > low:
-                runs.append((low, min(start, high)))
-                low = max(low, stop)
-        for start, stop in [*runs, (low, high)]:
-            if stop > start:
-                self.checked += stop - start
-                which = (
-                    f"checkpoint {start}"
-                    if stop == start + 1
-                    else f"checkpoints {start} to {stop - 1}"
-                )
-                verb = "is" if stop == start + 1 else "are"
-                self._note(f"the record{'s' * (stop > start + 1)} of {which} {verb} missing")
+        for start, stop in self._freed.missing(low, high):
+            self.checked += stop - start
+            which = (
+                f"checkpoint {start}" if stop == start + 1 else f"checkpoints {start} to {stop - 1}"
+            )
+            verb = "is" if stop == start + 1 else "are"
+            self._note(f"the record{'s' * (stop > start + 1)} of {which} {verb} missing")
 
     def _checkpoint(self, seq: int, id: bytes, body: bytes, last: int | None) -> None:
         self.checked += 1
@@ -409,5 +403,7 @@ class _Audit:
         place = lineage.place_at(gap.ancestor)
         if self._reader.checkpoint(*place) is None:
             self._note(f"the gap before checkpoint {seq} reaches to none", loads=self._opens)
-        if (self._number, seq) not in self._reader.gaps_below(place.session):
+        if place.session not in self._below:  # once: a session may have thousands of gaps
+            self._below[place.session] = {*self._reader.gaps_below(place.session)}
+        if (self._number, seq) not in self._below[place.session]:
             self._note(f"the gap before checkpoint {seq} is not in its index", loads=self._opens)

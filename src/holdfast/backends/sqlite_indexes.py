@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,17 @@ import apsw
 from holdfast.backends.sqlite_file import SCHEMA, drafted
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
-from holdfast.errors import UNREADABLE, Corrupt, Unavailable
+from holdfast.errors import UNREADABLE, Corrupt, Unavailable, UnsupportedFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _TWIN = "made_anew"
+# The head of another type can be neither read nor swapped; often its bytes are all there.
+_HEADS = """UPDATE heads SET body = ifnull(CAST(body AS BLOB), x'') WHERE typeof(body) <> 'blob'"""
+_PUT = f"INSERT OR IGNORE INTO {_TWIN} VALUES (?, ?)"  # noqa: S608
+_SORTED = f"""DELETE FROM items; INSERT INTO items SELECT pos, body FROM {_TWIN} ORDER BY pos;
+DROP TABLE {_TWIN}"""  # noqa: S608
 _TAKE_OVER = """UPDATE sqlite_schema SET rootpage =
 (SELECT rootpage FROM sqlite_schema WHERE name = ?) WHERE name = ?;
 DELETE FROM sqlite_schema WHERE name = ?"""
@@ -29,6 +35,9 @@ DELETE FROM sqlite_schema WHERE name = ?"""
 
 def reindex(connection: apsw.Connection) -> None:
     """SQLite's own indexes, and all that only repeats what sealed rows say."""
+    with suppress(apsw.CorruptError):
+        connection.execute(_HEADS)
+    _sort_items(connection)
     _note_positions(connection)
     indexes = "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index'"
     for name, table in connection.execute(indexes).fetchall():
@@ -114,6 +123,60 @@ def _writable_schema(connection: apsw.Connection) -> Iterator[None]:
         yield
     finally:
         connection.execute("PRAGMA writable_schema = RESET")
+
+
+# -- rows of items that lie where they do not belong ---------------------------------------------
+
+
+def _sort_items(connection: apsw.Connection) -> None:
+    """Where keys are out of order, nothing can list the rows, and look-ups may miss sound ones."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        keys = [pos for (pos,) in connection.execute("SELECT pos FROM items")]
+        if any(a >= b for a, b in pairwise(keys)):
+            connection.execute(f"CREATE TEMP TABLE {_TWIN} (pos INTEGER PRIMARY KEY, body BLOB)")
+            for pos, body in list(_put_in_order(connection, keys)):
+                if _is_free(connection, pos, len(_sealed_at(pos, body) or ())):
+                    connection.execute(_PUT, (pos, body))
+            connection.execute(_SORTED)
+        connection.execute("COMMIT")
+    except apsw.CorruptError:  # it is more than that; verify() tells
+        connection.execute("ROLLBACK")
+
+
+def _put_in_order(connection: apsw.Connection, keys: list[Any]) -> Iterator[tuple[int, bytes]]:
+    """Put aside the rows that are where they belong; where the others belong, by their seals.
+
+    A row that fits nowhere stays if its key is in order, and else goes: it cannot be read, and
+    might hide one that can.
+    """
+    around = [-1, *keys, 1 << 63]
+    found: Iterator[Any] = connection.execute(f"SELECT pos, {_bytes('body')} FROM items")  # noqa: S608
+    for n, (pos, body) in enumerate(found):
+        bits = [pos ^ 1 << bit for bit in range(63)]
+        if _sealed_at(pos, body) is not None:
+            connection.execute(_PUT, (pos, body))
+        elif fits := [other for other in bits if _sealed_at(other, body) is not None]:
+            yield fits[0], body
+        elif around[n] < pos < around[n + 2]:
+            connection.execute(_PUT, (pos, body))
+
+
+def _sealed_at(pos: int, body: bytes) -> list[int] | None:
+    """Where the items of a row end; None if it was not sealed for this key."""
+    try:
+        return rows.unseal_items(pos, body, "").ends
+    except UnsupportedFormat:
+        return []
+    except Corrupt:
+        return None
+
+
+def _is_free(connection: apsw.Connection, pos: int, count: int) -> bool:
+    """Whether no row has these items: a pack may have taken the place of one that was astray."""
+    sql = f"SELECT pos, body FROM {_TWIN} WHERE pos < ? ORDER BY pos DESC LIMIT 1"  # noqa: S608
+    near: list[Any] = connection.execute(sql, (pos + count,)).fetchall()
+    return all(at + len(_sealed_at(at, body) or " ") <= pos for at, body in near)
 
 
 # -- trees that cannot be read -------------------------------------------------------------------
