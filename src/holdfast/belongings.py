@@ -184,12 +184,12 @@ class Besides:
 
     def _buried(self, notes: Notes) -> None:
         buried = dict(self._there.tombs(self._here, 1, MAX_SEQ))
-        tombs = []
+        tombs: dict[int, bytes] = {}
         for seq, body in self._reader.tombs(self._number, 1, MAX_SEQ):
             tomb = records.unseal_tomb(self._number, seq, body)
-            tombs.append((seq, records.seal_tomb(self._here, seq, tomb)))
-        notes.tombs = [(seq, body) for seq, body in tombs if buried.get(seq) != body]
-        notes.untombs = [seq for seq in buried if seq not in dict(tombs)]
+            tombs[seq] = records.seal_tomb(self._here, seq, tomb)
+        notes.tombs = [(seq, body) for seq, body in tombs.items() if buried.get(seq) != body]
+        notes.untombs = [seq for seq in buried if seq not in tombs]
 
     def _revived(self) -> tuple[bytes, bytes] | None:
         """The session's name and row, if a copy had brought its deletion, which was undone here."""
