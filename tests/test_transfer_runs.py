@@ -72,6 +72,24 @@ def test_an_answer_that_was_given_there_stays(here: Home, there: Home, here_too:
     assert calls(there) == [("act", "paid", True)]
 
 
+def test_an_answer_stays_where_entries_before_it_are_lost(here: Home, memory: Home) -> None:
+    """What is behind them is still compared with what has the same number here."""
+    here.session().save({"n": 0}, tags=["keep"])
+    in_doubt(here, "pay", "A", "B", "C")
+    here.store.copy(memory.store)
+    memory.session().resolve("pay", result="paid")
+    here.session().resolve("pay", skip=True)
+    turn(here, "more")
+    held: Any = memory.store.backend
+    journal = held._journal[memory._number("s")]
+    for n in range(2, 5):
+        del journal[n]
+    before = {**journal}
+    [(name, why)] = here.store.copy(memory.store).skipped
+    assert (name, "was run in the other store" in why) == ("s", True), why
+    assert held._journal[memory._number("s")] == before
+
+
 def test_an_answer_that_is_given_during_a_copy_stays(
     here: Home, there: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

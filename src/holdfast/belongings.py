@@ -139,14 +139,15 @@ class Besides:
         """Entries are numbered by who writes them: the same number may be of something else. Those
         from `own` on are of a run that may go on there: so it must be known that they are ours.
         """
-        last, first = self._reader.last_entry(self._number), 1
-        while page := self._there.journal(self._here, first, _PAGE):
-            ours = dict(self._reader.journal(self._number, page[0][0], len(page)))
-            for n, body in page:
-                known = n in ours or n < min(own, last + 1)  # else it was freed here
-                if not known or not self._is_same(n, ours.get(n), body):
-                    raise Conflict("the session was run in the other store")
-            first = page[-1][0] + 1
+        last = self._reader.last_entry(self._number)
+        ours = _journal(self._reader, self._number, 1)
+        at, mine = 0, b""
+        for n, body in _journal(self._there, self._here, 1):
+            while at < n:  # either may lack any of them
+                at, mine = next(ours, (MAX_SEQ + 1, b""))
+            known = at == n or n < min(own, last + 1)  # else it was freed here
+            if not known or not self._is_same(n, mine if at == n else None, body):
+                raise Conflict("the session was run in the other store")
 
     def _is_same(self, n: int, ours: bytes | None, theirs: bytes) -> bool:
         """One that was freed here, or is damaged here or there, cannot be told from another."""
@@ -206,11 +207,9 @@ class Besides:
         """What the other store lacks of the journal."""
         out: list[tuple[int, bytes]] = []
         first = self._there.last_entry(self._here) + 1
-        while page := self._reader.journal(self._number, first, _PAGE):
-            for n, body in page:
-                encoded = records.open_entry(self._number, n, body)
-                out.append((n, records.seal_entry(self._here, n, encoded)))
-            first = page[-1][0] + 1
+        for n, body in _journal(self._reader, self._number, first):
+            encoded = records.open_entry(self._number, n, body)
+            out.append((n, records.seal_entry(self._here, n, encoded)))
         return out
 
     def _gaps(self, found: dict[int, Row]) -> list[tuple[int, int | None, bytes]]:
@@ -258,6 +257,13 @@ class Besides:
             ]
         kept = [self._there.checkpoint(*lineage.place_at(at)) for at in places if at is not None]
         return any(row is not None and row[0] == r.parent for row in kept)
+
+
+def _journal(reader: Reader, session: int, first: int) -> Iterator[tuple[int, bytes]]:
+    """Entries of a journal from a number on, a page at a time."""
+    while page := reader.journal(session, first, _PAGE):
+        yield from page
+        first = page[-1][0] + 1
 
 
 def _says_anything(notes: Notes, copied: Copied) -> bool:
