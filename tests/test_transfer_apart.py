@@ -356,6 +356,28 @@ def test_parts_are_whole_whatever_was_freed(
     assert facts(there.store) == facts(here.store)
 
 
+def test_a_list_within_an_item_cannot_be_gone_on_with(
+    here: Home, there: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a part ends with a later checkpoint, and has all of this one, too."""
+    small_parts(monkeypatch)
+    session = here.session()
+    session.save({"log": [f"{n} {TEXT}" for n in range(8)]})
+    session.append("log", {"rows": [f"row {n} {TEXT}" for n in range(40)]})
+    session.save({"log": []})
+    check = cargo.Cargo.check_tail
+
+    def freed(self: Any, kind: int, tail: nodes.Tail) -> None:
+        if tail.end == 40:
+            raise holdfast.Corrupt("as if gc had freed what only the newest needs")
+        check(self, kind, tail)
+
+    monkeypatch.setattr(cargo.Cargo, "check_tail", freed)
+    assert here.store.copy(there.store).skipped == ()
+    whole(there)
+    assert facts(there.store) == facts(here.store)
+
+
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_what_has_come_is_found(
     here: Home, there: Home, after: int, monkeypatch: pytest.MonkeyPatch

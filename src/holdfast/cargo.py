@@ -5,6 +5,7 @@ Streams get numbers of the other store; what was copied once is not copied again
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -194,10 +195,17 @@ class Load:
     def root(self, row: Row, *, goes_on: bool) -> None:
         """All that a checkpoint refers to; and, if it is to be gone on from, what its line needs.
 
-        Of any but the newest that may have been freed: then it raises Corrupt.
+        Of any but the newest that may have been freed: then it raises Corrupt, and has noted
+        nothing. What is noted as needed is not followed again.
         """
         self._line, self._tails = row.line if goes_on else None, []
-        values.decode(row.root, self._follow)
+        before = deepcopy((self._ranges, self._cuts, self._blobs, self.size)) if goes_on else None
+        try:
+            values.decode(row.root, self._follow)
+        except Corrupt:
+            if before is not None:
+                self._ranges, self._cuts, self._blobs, self.size = before
+            raise
 
     def _follow(self, tag: int, data: bytes) -> None:
         if tag == BLOB_TAG:
