@@ -221,8 +221,9 @@ def test_a_bomb_is_refused(memory: Home, tmp_path: Path, monkeypatch: pytest.Mon
     first = b'{"holdfast":"export","format":1,"sessions":[]}\n'
     bomb = zstandard.ZstdCompressor().compress(first + b"0" * (64 << 20))
     (tmp_path / "x.jsonl.zst").write_bytes(bomb)
-    with pytest.raises(holdfast.Corrupt, match="too long"):
+    with pytest.raises(holdfast.Corrupt, match="too long") as refusal:
         memory.store.import_(tmp_path / "x.jsonl.zst")
+    assert "verify" not in (refusal.value.hint or "")  # that is about stores
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
 
 
@@ -250,10 +251,15 @@ def test_what_compresses_all_too_well_is_no_bomb(
     with fresh() as copy:
         assert copy.import_(path).checkpoints == 3
         assert facts(copy) == facts(memory.store)
-    plain = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True)
-    path.write_bytes(zstandard.ZstdCompressor().compress(plain.read()))
-    with fresh() as copy, pytest.raises(holdfast.Corrupt, match="more than its size allows"):
-        copy.import_(path)
+    packed = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True)
+    plain = packed.read()
+    path.write_bytes(zstandard.ZstdCompressor().compress(plain))
+    with fresh() as copy:
+        with pytest.raises(holdfast.Corrupt, match="more than its size allows") as refusal:
+            copy.import_(path)
+        assert "zstd -d" in (refusal.value.hint or "")
+        (tmp_path / "x.jsonl").write_bytes(plain)  # as that hint says
+        assert copy.import_(tmp_path / "x.jsonl").checkpoints == 3
 
 
 def test_a_line_for_which_memory_is_short(

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import cargo
+from holdfast.backends.memory import MemoryBackend
 from holdfast.errors import InvalidRequest, SessionNotFound
 from tests.home import TEXT, Home
 from tests.seeds import seeds
@@ -242,3 +243,29 @@ def test_what_was_freed_here_stays_there(home: Home, other: Home, seed: int) -> 
         assert report.ok, str(report)
     other.store.gc()
     assert other.store.verify(read_data=True).ok
+
+
+class Seq(int):
+    """One that tells how often it is looked for."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Seq.hashed += 1
+        return int(self)
+
+
+def test_each_deletion_is_looked_at_once(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = memory.session()
+    for n in range(200):
+        session.save({"n": n})
+    session.prune(holdfast.Retention(keep_last=1))
+    tombs = MemoryBackend.tombs
+    with holdfast.open("memory:") as copy:
+        memory.store.copy(copy)
+        monkeypatch.setattr(
+            MemoryBackend, "tombs", lambda *args: [(Seq(seq), row) for seq, row in tombs(*args)]
+        )
+        Seq.hashed = 0
+        assert memory.store.copy(copy) == (0, 0, 200, ())
+        assert 199 <= Seq.hashed < 199 * 10

@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from holdfast import Retention, cargo, transfer
 from holdfast.backends.base import Turnover
+from holdfast.codec import nodes
 from tests.home import TEXT, Home
 from tests.seeds import seeds
 from tests.test_transfer import copied_in_part, facts, life
@@ -46,6 +47,63 @@ def test_what_lies_within_a_pack_does_not_hide_the_rest_of_it(here: Home, there:
     assert len([*there.session().tree()]) == 3
     there.session().append("log", f"21 {TEXT}")
     whole(there)
+
+
+def nested_elsewhere(here: Home, there: Home, *, freed_there: bool) -> holdfast.Session:
+    """The other store has an item with a list of its own; what has brought it is freed here."""
+    session = here.session()
+    session.save({"log": [f"{n} {TEXT}" for n in range(6)]})
+    tool = {"role": "tool", "rows": [f"row {n} {TEXT}" for n in range(40)]}
+    brought = session.append("log", tool)
+    here.store.copy(there.store)
+    last = session.append("log", "next")
+    session.delete(brought.id)
+    if freed_there:  # but not the item, which lies in a row with others
+        session.rewind("step:1")
+        session.delete(last.id)
+        here.store.copy(there.store)
+        there.store.gc()
+        session.undo()
+        session.undo()
+    here.store.gc()
+    return session
+
+
+@pytest.mark.parametrize("freed_there", [False, True])
+def test_a_list_within_an_item_that_is_there(here: Home, there: Home, freed_there: bool) -> None:
+    session = nested_elsewhere(here, there, freed_there=freed_there)
+    assert here.store.copy(there.store).skipped == ()
+    whole(there)
+    assert here.store.copy(there.store).sessions == 0
+    there.store.gc()
+    whole(there)
+    ours, theirs = facts(here.store)["s"], facts(there.store)["s"]
+    assert all(checkpoint in theirs[2] for checkpoint in ours[2])
+    assert ours[3].items() <= theirs[3].items()
+    session.append("log", {"more": [f"{n} {TEXT}" for n in range(40)]})
+    assert here.store.copy(there.store).skipped == ()
+    copy = there.session()
+    assert copy.load() == session.load()
+    for n in range(20):  # it goes on where the copy goes on
+        copy.append("log", f"there {n}")
+    whole(there)
+
+
+def test_another_list_within_an_item_is_told(
+    here: Home, there: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nested_elsewhere(here, there, freed_there=False)
+    items = cargo.Cargo.there
+
+    def others(*args: Any) -> dict[int, bytes]:
+        found = items(*args)
+        for n, item in found.items():
+            for _, data in cargo._references(item):
+                found[n] = item.replace(nodes.parse_rope(data).hash, bytes(32))
+        return found
+
+    monkeypatch.setattr(cargo.Cargo, "there", others)
+    refused(here, there, "something else where an item belongs")
 
 
 @pytest.mark.parametrize("seed", seeds(2, torture=4))
@@ -294,6 +352,28 @@ def test_parts_are_whole_whatever_was_freed(
     whole(there)
     for checkpoint in there.session().tree():
         assert there.session().get(f"key:{checkpoint.key}").id == checkpoint.id
+    assert here.store.copy(there.store).skipped == ()
+    whole(there)
+    assert facts(there.store) == facts(here.store)
+
+
+def test_a_list_within_an_item_cannot_be_gone_on_with(
+    here: Home, there: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a part ends with a later checkpoint, and has all of this one, too."""
+    small_parts(monkeypatch)
+    session = here.session()
+    session.save({"log": [f"{n} {TEXT}" for n in range(8)]})
+    session.append("log", {"rows": [f"row {n} {TEXT}" for n in range(40)]})
+    session.save({"log": []})
+    check = cargo.Cargo.check_tail
+
+    def freed(self: Any, kind: int, tail: nodes.Tail) -> None:
+        if tail.end == 40:
+            raise holdfast.Corrupt("as if gc had freed what only the newest needs")
+        check(self, kind, tail)
+
+    monkeypatch.setattr(cargo.Cargo, "check_tail", freed)
     assert here.store.copy(there.store).skipped == ()
     whole(there)
     assert facts(there.store) == facts(here.store)

@@ -72,6 +72,24 @@ def test_an_answer_that_was_given_there_stays(here: Home, there: Home, here_too:
     assert calls(there) == [("act", "paid", True)]
 
 
+def test_an_answer_stays_where_entries_before_it_are_lost(here: Home, memory: Home) -> None:
+    """What is behind them is still compared with what has the same number here."""
+    here.session().save({"n": 0}, tags=["keep"])
+    in_doubt(here, "pay", "A", "B", "C")
+    here.store.copy(memory.store)
+    memory.session().resolve("pay", result="paid")
+    here.session().resolve("pay", skip=True)
+    turn(here, "more")
+    held: Any = memory.store.backend
+    journal = held._journal[memory._number("s")]
+    for n in range(2, 5):
+        del journal[n]
+    before = {**journal}
+    [(name, why)] = here.store.copy(memory.store).skipped
+    assert (name, "was run in the other store" in why) == ("s", True), why
+    assert held._journal[memory._number("s")] == before
+
+
 def test_an_answer_that_is_given_during_a_copy_stays(
     here: Home, there: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,3 +201,70 @@ def test_a_lease_that_came_with_a_backup_is_nobodys(tmp_path: Path) -> None:
             assert here.copy(there).skipped == ()
             assert facts(there) == facts(here)
             assert there.verify(read_data=True).ok
+
+
+def some_turns(run: holdfast.Run, count: int) -> None:
+    for _ in run.turns(limit=count):
+        run.step("step", lambda: 1)
+        run.state["n"] += 1
+
+
+@pytest.mark.parametrize("kind", ["", "files:"])
+def test_a_backup_of_a_run_that_has_ended_since_is_copied_to(tmp_path: Path, kind: str) -> None:
+    """Also once nothing is left here of what was noted in that run."""
+    with holdfast.open(f"{kind}{tmp_path / 'here'}", durability="normal") as here:
+        session = here.session("s")
+        session.save({"n": 0}, tags=["keep"])
+        with session.run() as run:
+            some_turns(run, 2)
+            here.backup(tmp_path / "there")
+            run.state["n"] += 100
+        with holdfast.open(f"{kind}{tmp_path / 'there'}", durability="normal") as there:
+            assert here.copy(there).skipped == ()
+            assert here.copy(there).sessions == 0
+            for _ in range(2):
+                with session.run() as run:
+                    some_turns(run, 2)
+            session.refresh()
+            session.prune(Retention(keep_last=1, keep_tagged=True))
+            here.gc()
+            assert here.copy(there).skipped == ()
+            assert there.session("s").load() == session.load() == {"n": 106}
+            assert there.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("kind", ["", "files:"])
+def test_who_runs_a_session_is_not_thrown_out_by_its_backup(tmp_path: Path, kind: str) -> None:
+    """Both stores have the same lease, but only one of them a worker."""
+    with holdfast.open(f"{kind}{tmp_path / 'here'}", durability="normal") as here:
+        session = here.session("s")
+        session.save({"n": 0})
+        with session.run() as run:
+            some_turns(run, 1)
+            here.backup(tmp_path / "there")
+            with holdfast.open(f"{kind}{tmp_path / 'there'}", durability="normal") as there:
+                there.session("s").tag("@", "mine")
+                [(name, why)] = there.copy(here).skipped
+                assert (name, "is run in the other store" in why) == ("s", True), why
+            run.step("more", lambda: 2)
+            run.state["n"] = 7
+        assert session.load() == {"n": 7}
+
+
+def test_a_run_can_be_taken_up_from_a_backup_that_was_copied_to(tmp_path: Path) -> None:
+    """Until it has ended: no step of it is done again."""
+    with holdfast.open(tmp_path / "here.db", durability="normal") as here:
+        session = here.session("s")
+        session.save({"n": 0})
+        with session.run() as run:
+            for _ in run.turns(limit=1):
+                here.backup(tmp_path / "there.db")
+                run.step("pay", lambda: "paid")
+                with here.backend.reader() as reader:
+                    [lease] = reader.leases(0, 2)
+                assert here.backend.renew(lease.session, lease.token)  # a sign of life
+                with holdfast.open(tmp_path / "there.db", durability="normal") as there:
+                    assert here.copy(there).skipped == ()
+                    with there.session("s").run(takeover=True, resume=True) as again:
+                        for _ in again.turns(limit=1):
+                            assert again.step("pay", lambda: "paid twice") == "paid"

@@ -39,6 +39,7 @@ _SUFFIXES = (".jsonl", ".jsonl.zst")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LONGEST = 768 << 20
 """Bytes of a line. The biggest value has 512 MB, and some more as JSON."""
+_EXPAND = "if you trust it, decompress it first, as with `zstd -d`, and import that"
 _CHUNK = 1 << 20
 _SKIPPED, _ROOM = b"\x50\x2a\x4d\x18", 64 << 10
 """How a frame begins that readers of zstd skip, and the least it is good for."""
@@ -254,7 +255,7 @@ def _lines(file: Any, raw: BinaryIO) -> Iterator[bytes]:
         while chunk := file.read(_CHUNK):
             size += len(chunk)
             if size > max(SMALL, RATIO * raw.tell()):
-                raise Corrupt("the file expands to more than its size allows")
+                raise Corrupt("the file expands to more than its size allows", hint=_EXPAND)
             start = 0
             while (stop := chunk.find(b"\n", start)) >= 0:
                 held += chunk[start:stop]
@@ -263,7 +264,7 @@ def _lines(file: Any, raw: BinaryIO) -> Iterator[bytes]:
                 start = stop + 1
             held += chunk[start:]
             if len(held) > _LONGEST:
-                raise Corrupt("a line of the file is too long")
+                raise Corrupt("a line of the file is too long", hint="no export has such lines")
     except zstandard.ZstdError:
         held += b" "  # and nothing more: what was read counts, what is missing is missed
     if held:

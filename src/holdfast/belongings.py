@@ -5,18 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast import lineage
+from holdfast import leases, lineage
 from holdfast.backends.base import Copied, Notes
 from holdfast.codec import records
 from holdfast.codec.records import MAX_SEQ, Gap, Head, position
 from holdfast.errors import UNREADABLE, Conflict
 from holdfast.leases import Held, is_alive
 from holdfast.live import Spans
+from holdfast.runs.opening import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from holdfast.backends.base import Reader
+    from holdfast.backends.base import Lease, Reader
     from holdfast.codec.records import Row
     from holdfast.model import Record
 
@@ -75,10 +76,7 @@ class Besides:
         first = next((n for n, _ in self._copied.journal), 1)
         if first > there.last_entry(here) + 1:
             self._copied.journal_from = first  # what lay between was freed here since
-        lease = reader.lease(number)
-        if lease is not None and there.lease(here) is None:
-            # A run goes on here, if at all; a journal without a lease would be damage.
-            notes.lease = (b"", Held.read(lease)._replace(open=False).seal(here))
+        notes.lease = self._lease(head, found.get(head.seq))
         return _says_anything(notes, self._copied)
 
     def part(self, checkpoints: Sequence[tuple[int, bytes, bytes]], rows: Sequence[Row]) -> Notes:
@@ -123,30 +121,43 @@ class Besides:
         """Conflict if the session was changed or run in the other store."""
         if self.was_changed():
             raise Conflict("the session was changed in the other store")
-        ours = self._reader.lease(self._number)
         theirs = self._there.lease(self._here)
+        ours = self._reader.lease(self._number)  # looked at later: so its age is rather too high
         held = None if theirs is None else Held.read(theirs)
         if theirs is None or held is None or not held.open:
             self._check_journal(MAX_SEQ)
+        elif is_alive(theirs, held) and not _is_held_here(ours, theirs):
+            raise Conflict("the session is run in the other store")
         elif ours is not None and held == Held.read(ours)._replace(open=True):
             self._check_journal(MAX_SEQ)  # it came with a backup, and is ours
-        elif is_alive(theirs, held):
-            raise Conflict("the session is run in the other store")
         else:
             self._check_journal(held.first)
+
+    def _lease(self, head: Head, tip: Row | None) -> tuple[bytes, bytes] | None:
+        """A run goes on here, if at all; but a journal without a lease would be damage. One that
+        came with a backup stays open while the run could be taken up from it. From then on it must
+        not: once its entries are freed here, nobody could tell them from those of a run there.
+        """
+        if self._there.lease(self._here) is None:
+            lease = self._reader.lease(self._number)
+            return lease and (b"", Held.read(lease)._replace(open=False).seal(self._here))
+        if tip is None or interrupted(self._there, self._here, head, tip):
+            return None
+        return leases.closed(self._there, self._here)
 
     def _check_journal(self, own: int) -> None:
         """Entries are numbered by who writes them: the same number may be of something else. Those
         from `own` on are of a run that may go on there: so it must be known that they are ours.
         """
-        last, first = self._reader.last_entry(self._number), 1
-        while page := self._there.journal(self._here, first, _PAGE):
-            ours = dict(self._reader.journal(self._number, page[0][0], len(page)))
-            for n, body in page:
-                known = n in ours or n < min(own, last + 1)  # else it was freed here
-                if not known or not self._is_same(n, ours.get(n), body):
-                    raise Conflict("the session was run in the other store")
-            first = page[-1][0] + 1
+        last = self._reader.last_entry(self._number)
+        ours = _journal(self._reader, self._number, 1)
+        at, mine = 0, b""
+        for n, body in _journal(self._there, self._here, 1):
+            while at < n:  # either may lack any of them
+                at, mine = next(ours, (MAX_SEQ + 1, b""))
+            known = at == n or n < min(own, last + 1)  # else it was freed here
+            if not known or not self._is_same(n, mine if at == n else None, body):
+                raise Conflict("the session was run in the other store")
 
     def _is_same(self, n: int, ours: bytes | None, theirs: bytes) -> bool:
         """One that was freed here, or is damaged here or there, cannot be told from another."""
@@ -184,12 +195,12 @@ class Besides:
 
     def _buried(self, notes: Notes) -> None:
         buried = dict(self._there.tombs(self._here, 1, MAX_SEQ))
-        tombs = []
+        tombs: dict[int, bytes] = {}
         for seq, body in self._reader.tombs(self._number, 1, MAX_SEQ):
             tomb = records.unseal_tomb(self._number, seq, body)
-            tombs.append((seq, records.seal_tomb(self._here, seq, tomb)))
-        notes.tombs = [(seq, body) for seq, body in tombs if buried.get(seq) != body]
-        notes.untombs = [seq for seq in buried if seq not in dict(tombs)]
+            tombs[seq] = records.seal_tomb(self._here, seq, tomb)
+        notes.tombs = [(seq, body) for seq, body in tombs.items() if buried.get(seq) != body]
+        notes.untombs = [seq for seq in buried if seq not in tombs]
 
     def _revived(self) -> tuple[bytes, bytes] | None:
         """The session's name and row, if a copy had brought its deletion, which was undone here."""
@@ -206,11 +217,9 @@ class Besides:
         """What the other store lacks of the journal."""
         out: list[tuple[int, bytes]] = []
         first = self._there.last_entry(self._here) + 1
-        while page := self._reader.journal(self._number, first, _PAGE):
-            for n, body in page:
-                encoded = records.open_entry(self._number, n, body)
-                out.append((n, records.seal_entry(self._here, n, encoded)))
-            first = page[-1][0] + 1
+        for n, body in _journal(self._reader, self._number, first):
+            encoded = records.open_entry(self._number, n, body)
+            out.append((n, records.seal_entry(self._here, n, encoded)))
         return out
 
     def _gaps(self, found: dict[int, Row]) -> list[tuple[int, int | None, bytes]]:
@@ -258,6 +267,20 @@ class Besides:
             ]
         kept = [self._there.checkpoint(*lineage.place_at(at)) for at in places if at is not None]
         return any(row is not None and row[0] == r.parent for row in kept)
+
+
+def _is_held_here(ours: Lease | None, theirs: Lease) -> bool:
+    """Whether a worker that seems to be there is here: one of the stores was made from the other,
+    and only the one that it works in gets signs of life.
+    """
+    return ours is not None and ours.token == theirs.token and ours.age < theirs.age
+
+
+def _journal(reader: Reader, session: int, first: int) -> Iterator[tuple[int, bytes]]:
+    """Entries of a journal from a number on, a page at a time."""
+    while page := reader.journal(session, first, _PAGE):
+        yield from page
+        first = page[-1][0] + 1
 
 
 def _says_anything(notes: Notes, copied: Copied) -> bool:

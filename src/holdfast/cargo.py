@@ -5,6 +5,7 @@ Streams get numbers of the other store; what was copied once is not copied again
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,6 +73,10 @@ class Cargo:
     def goes_on(self, stream: int, other: int) -> None:
         """The session itself writes this stream, here and there."""
         self._own[stream] = other
+
+    def give_up(self, stream: int) -> None:
+        """The session goes on elsewhere with what the other store lacks of a stream."""
+        del self._own[stream]
 
     def is_fresh(self, stream: int) -> bool:
         """Whether no checkpoint in the other store refers to the session's own one yet."""
@@ -180,16 +185,27 @@ class Load:
         """Where a row must begin: a checkpoint's streams go on from there."""
         self._blobs: dict[bytes, int] = {}
         self._line: int | None = None
+        self._tails: list[tuple[Rope, Tail]] = []
+        """Where the checkpoint that is to be gone on from goes on."""
+        self._astray: set[int] = set()
+        """Streams that cannot be gone on with in the other store."""
         self.size = 0
         """Bytes of it, about."""
 
     def root(self, row: Row, *, goes_on: bool) -> None:
         """All that a checkpoint refers to; and, if it is to be gone on from, what its line needs.
 
-        Of any but the newest that may have been freed: then it raises Corrupt.
+        Of any but the newest that may have been freed: then it raises Corrupt, and has noted
+        nothing. What is noted as needed is not followed again.
         """
-        self._line = row.line if goes_on else None
-        values.decode(row.root, self._follow)
+        self._line, self._tails = row.line if goes_on else None, []
+        before = deepcopy((self._ranges, self._cuts, self._blobs, self.size)) if goes_on else None
+        try:
+            values.decode(row.root, self._follow)
+        except Corrupt:
+            if before is not None:
+                self._ranges, self._cuts, self._blobs, self.size = before
+            raise
 
     def _follow(self, tag: int, data: bytes) -> None:
         if tag == BLOB_TAG:
@@ -204,10 +220,14 @@ class Load:
                     if tail.small < tail.end:
                         self._cargo.check_tail(rope.kind, tail)
                     self._cuts.setdefault(tail.stream, set()).update((tail.small, tail.loose))
-                    own = self._cargo.spans(tail.stream, self._cargo.own(tail.stream))
-                    self._need(rope, tail.stream, own.missing(tail.small, tail.end))
+                    self._tails.append((rope, tail))
+                    self._need_tail(rope, tail)
             for stream, first, count in rope.extents:
                 self._need(rope, stream, self._cargo.lacking(stream, first, first + count))
+
+    def _need_tail(self, rope: Rope, tail: Tail) -> None:
+        own = self._cargo.spans(tail.stream, self._cargo.own(tail.stream))
+        self._need(rope, tail.stream, own.missing(tail.small, tail.end))
 
     def _need(self, rope: Rope, stream: int, lacking: list[tuple[int, int]]) -> None:
         kind, spans = self._ranges.setdefault(stream, (rope.kind, Spans()))
@@ -237,7 +257,7 @@ class Load:
                     rope[7] += piece
             return Ext(tag, ormsgpack.packb(rope))
 
-        return ormsgpack.packb(values.decode(stored, follow), None, values.PACK)
+        return _rewritten(stored, follow)
 
     def done(self) -> None:
         """It is in the other store now."""
@@ -249,6 +269,7 @@ class Load:
         """Rows and blobs, in bounded parts; but all that goes on in a stream which has an end there
         in the last one: should that never come, nothing must lie behind that end.
         """
+        going_on = self._going_on()
         held: list[RowWrite] = []
         blobs: list[tuple[bytes, bytes, bool]] = []
         size = 0
@@ -266,7 +287,21 @@ class Load:
             if size > CHUNK_BYTES:
                 yield held, blobs
                 held, blobs, size = [], [], 0
-        yield [*held, *self._rows(fresh=False)], blobs
+        yield [*held, *going_on], blobs
+
+    def _going_on(self) -> list[RowWrite]:
+        """Rows for streams that have an end there. Where one has an item already that refers to
+        other places, the session takes a new one: what lies in those places may be freed there.
+        """
+        while True:
+            self._astray.clear()
+            rows = [*self._rows(fresh=False)]
+            if not self._astray:
+                return rows
+            for stream in self._astray:
+                self._cargo.give_up(stream)
+            for rope, tail in [each for each in self._tails if each[1].stream in self._astray]:
+                self._need_tail(rope, tail)
 
     def _rows(self, *, fresh: bool) -> Iterator[RowWrite]:
         for stream, (kind, spans) in sorted(self._ranges.items()):
@@ -288,13 +323,33 @@ class Load:
         stream, low, high = part
         items, refs = self._cargo.items(stream, low, high)
         if refs:
-            for n, item in enumerate(items):
-                cut = wire.string_length(item, 0) if kind == DICT else 0
-                items[n] = item[:cut] + self.remapped(item[cut:])
-        if any(known.get(n, item) != item for n, item in enumerate(items, low)):
-            raise Conflict("the other store has something else where an item belongs")
+            items = [_item(kind, item, self.remapped) for item in items]
+        for n, item in enumerate(items, low):
+            if known.get(n, item) != item:
+                if not refs or _item(kind, item, _content) != _item(kind, known[n], _content):
+                    raise Conflict("the other store has something else where an item belongs")
+                self._astray.add(stream)
         for start, stop in Spans.of(n for n in range(low, high) if n not in known).all():
             yield from streams.packs(new, start, [], items[start - low : stop - low], refs=refs)
+
+
+def _item(kind: int, item: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """An item with its value changed; those of dicts have their keys before it."""
+    cut = wire.string_length(item, 0) if kind == DICT else 0
+    return item[:cut] + change(item[cut:])
+
+
+def _rewritten(stored: bytes, follow: Callable[[int, bytes], Ext]) -> bytes:
+    return ormsgpack.packb(values.decode(stored, follow), None, values.PACK)
+
+
+def _content(stored: bytes) -> bytes:
+    """A stored encoding without the places that its references name; hashes stay."""
+
+    def follow(tag: int, data: bytes) -> Ext:
+        return Ext(tag, ormsgpack.packb(ormsgpack.unpackb(data)[:6]) if tag == ROPE_TAG else data)
+
+    return _rewritten(stored, follow)
 
 
 class Pairing:
