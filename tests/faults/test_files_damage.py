@@ -1,6 +1,7 @@
 """Any bit flipped, any file cut short or gone, in a store of plain files."""
 
 import functools
+import itertools
 import os
 import random
 import re
@@ -56,6 +57,20 @@ def test_damaged_files(rounds, flips, script, check):
     report = bitrot.campaigns(known, damages, check)
     print(report)
     assert report.tried == len(damages)
+    assert not report.failures, str(report)
+
+
+def test_each_line_of_a_log():
+    """Also those by which something was deleted, or came back."""
+    known = subject(script="undone")
+    damages = []
+    for file, data in known.files.items():
+        if file.endswith("/log.jsonl"):
+            ends = [0, *[line.end() for line in re.finditer(b"\n", data)]]
+            damages += [(file, Damage((a + b) // 2, 3)) for a, b in itertools.pairwise(ends)]
+    assert len(damages) >= 14
+    report = bitrot.campaigns(known, damages, subjects.repaired)
+    print(report)
     assert not report.failures, str(report)
 
 

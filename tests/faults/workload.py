@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 State = dict[str, Any]
 Kind = Literal[
-    "save", "append", "patch", "rewind", "fork", "prune", "regret", "drop", "gc", "reopen"
+    "save", "append", "patch", "rewind", "fork", "prune", "regret", "drop", "recall", "gc", "reopen"
 ]
 
 WORDS = (
@@ -117,7 +117,17 @@ def tidy() -> list[Step]:
     ]
 
 
-SCRIPTS = {"short": short, "long": long, "small": small, "tidy": tidy}
+def undone() -> list[Step]:
+    """Deletions that were taken back, and a name that another session has now."""
+    return [
+        *[Step("save"), Step("append"), Step("append"), Step("regret"), Step("append")],
+        *[Step("recall"), Step("append"), Step("regret"), Step("recall")],
+        *[Step("save", "twice"), Step("append", "twice"), Step("drop", "twice")],
+        *[Step("save", "twice"), Step("append", "twice")],
+    ]
+
+
+SCRIPTS = {"short": short, "long": long, "small": small, "tidy": tidy, "undone": undone}
 
 
 def family(session: str) -> list[str]:

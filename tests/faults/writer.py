@@ -114,7 +114,7 @@ class Writer:
             self.store.gc()
             return
         line = self.line(step.session)
-        if step.kind in ("prune", "regret", "drop"):
+        if step.kind in ("prune", "regret", "drop", "recall"):
             if line.path:
                 self.remove(step, line)
         elif step.kind == "rewind":
@@ -142,12 +142,19 @@ class Writer:
             self.ack(step.session, checkpoint.id)
 
     def remove(self, step: Step, line: Line) -> None:
-        """Delete all but the newest checkpoints (and maybe undo that), or the whole session."""
+        """Delete all but the newest checkpoints, or the whole session; and maybe undo that."""
         if step.kind == "drop":
             self.begin(step.session, {}, whole=True)
             line.handle.delete()
             line.path = []
             self.ack(step.session, None)
+            return
+        if step.kind == "recall":
+            self.begin(step.session, line.state)
+            line.handle.delete()
+            line.handle = self.store.session(step.session)
+            line.handle.undo()
+            self.ack(step.session, line.path[-1][0])
             return
         rule = holdfast.Retention(keep_last=step.count, keep_tagged=False, keep_labelled=False)
         line.path = line.path[-1:]  # the head stays in any case
