@@ -331,6 +331,7 @@ def holder(url: str) -> processes.Child:
 
         def stop(handle: int) -> None:
             if os.readlink(f"/proc/self/fd/{handle}").endswith("log.jsonl"):
+                disk.sync_handle = log  # once is enough
                 os.write(out, b"locked\n")
                 os.kill(os.getpid(), signal.SIGSTOP)
             log(handle)
