@@ -26,7 +26,7 @@ The stores whose size is measured are loaded back and compared with what was sav
 
 [What an append is made of](architecture.md#how-a-save-works) and [how many saves a server
 takes](scaling.md) say why some bars are missed. Rows near their bars move with the disk: over some
-twenty runs on machines of this kind, an append took 1.48 to 1.6 times a raw commit with FULL and
+twenty runs on machines of this kind, an append took 1.46 to 1.6 times a raw commit with FULL and
 3.7 to 4.0 times with NORMAL, one to files 1.24 to 1.5 times the bare sequence, and a step 1.31 to
 1.43 times two raw commits.
 
