@@ -99,11 +99,11 @@ def is_same(written: bytes, text: bytes) -> bool:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-def show_checkpoint(seq: int, id: bytes, row: bytes, *, reads_back: bool = False) -> bytes:
-    """The file of a checkpoint, a field a line; raw, unless it is known to be read as that row."""
+def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
+    """The file of a checkpoint, a field a line."""
     shown: dict[str, Any] = {"id": ids.to_text(id), "seq": seq}
     try:
-        shown |= _show_record(row, reads_back=reads_back)
+        shown |= _show_record(row)
     except (*_MALFORMED, Corrupt):
         shown = {"id": ids.to_text(id), "seq": seq, "row": show_row(row)}
     return lay_out(shown)
@@ -131,16 +131,14 @@ def hide_checkpoint(text: bytes) -> bytes:
         # could once happen to callers deep in the stack, is as sound as the row's digest.
         id = ids.from_text(shown["id"])
         raw = ("row" in shown or RAW in text) and is_same(lay_out(shown), text)
-        if id is None or not (
-            raw or is_same(show_checkpoint(shown["seq"], id, row, reads_back=True), text)
-        ):
+        if id is None or not (raw or is_same(show_checkpoint(shown["seq"], id, row), text)):
             raise ValueError
     except (*_MALFORMED, Corrupt):
         return b"a file that is damaged"
     return row
 
 
-def _show_record(row: bytes, *, reads_back: bool) -> dict[str, Any]:
+def _show_record(row: bytes) -> dict[str, Any]:
     if row[8]:
         raise ValueError("not a plain row")
     digest, meta, line, size, added, root, skip = ormsgpack.unpackb(row[9:])
@@ -162,7 +160,7 @@ def _show_record(row: bytes, *, reads_back: bool) -> dict[str, Any]:
     if skip is not None:
         shown["skip"] = skip
     shown |= {"state": portable.show(root), "sum": row[:8].hex()}
-    if not reads_back and _record(shown, named, root) != row:
+    if _record(shown, named, root) != row:
         raise ValueError("not as it would be read again")
     return shown
 
