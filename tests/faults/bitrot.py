@@ -20,6 +20,9 @@ from .subjects import Subject
 from .workload import url_of
 
 PAGE = 4096
+_WAYS, _ROWS = 5, 13  # kinds of pages: of tables, and 2 and 10 of indexes
+_INTERIOR = {2, _WAYS}
+_PAGES = {2, _WAYS, 10, _ROWS}
 SECONDS = 20.0  # for one damaged store; more is a hang
 MEMORY = 4 << 30  # what a damaged length may make a reader ask for
 
@@ -84,6 +87,36 @@ def flips(data: bytes, count: int, seed: int = 0) -> list[Damage]:
         if place < len(data):
             chosen[Damage(place, rng.randrange(8))] = None
     return list(chosen)
+
+
+def cell_heads(data: bytes, *, interior: bool | None = None) -> Iterator[range]:
+    """Where trees have their lengths, keys and types of columns, and what leads to other pages.
+
+    Of all pages, or only of those that do or do not lead to others.
+    """
+    for page in range(PAGE, len(data), PAGE):  # the first is the schema's
+        kind = data[page]
+        if kind not in _PAGES or interior not in {None, kind in _INTERIOR}:
+            continue
+        first = page + (12 if kind in _INTERIOR else 8)
+        for n in range(int.from_bytes(data[page + 3 : page + 5], "big")):
+            at = begin = page + int.from_bytes(data[first + 2 * n : first + 2 * n + 2], "big")
+            at += 4 if kind in _INTERIOR else 0
+            numbers = 2 if kind == _ROWS else 1  # its length, and its key
+            for _ in range(numbers):
+                at += length(data, at)
+            yield range(begin, at if kind == _WAYS else at + data[at])
+
+
+def length(data: bytes, at: int) -> int:
+    """Of a number in the way of SQLite."""
+    return next((n for n in range(1, 9) if data[at + n - 1] < 128), 9)
+
+
+def some(places: Iterator[range], count: int, seed: int = 0) -> list[Damage]:
+    """`count` bits of these places."""
+    found = [Damage(at, bit) for place in places for at in place for bit in range(8)]
+    return random.Random(seed).sample(found, min(count, len(found)))
 
 
 def cuts(data: bytes, count: int, seed: int = 0) -> list[Damage]:

@@ -127,10 +127,12 @@ def original_or_error(url: str, known: Subject) -> list[str]:
     return talk.found or ([] if talk.harmed else UNHARMED)
 
 
-def repaired(url: str, known: Subject) -> list[str]:
+def repaired(url: str, known: Subject, *, hides: bool = False) -> list[str]:
     """The findings for a damaged store that is repaired: what loads still does, and saving works.
 
     The same for gc, before and after that: it may refuse to do anything, but frees nothing living.
+    If it `hides` that, since SQLite misses rows in a tree that it has changed although its keys are
+    out of order, the repair brings it back.
     Sessions of which nothing loads are lost, and so is a store that does not open. But no name may
     be free that was taken.
     """
@@ -143,7 +145,8 @@ def repaired(url: str, known: Subject) -> list[str]:
         before = _loadable(store, known)
         with suppress(holdfast.HoldfastError):
             store.gc()
-        found += [f"gc: {what}" for what in _kept(store, known, before)]
+        if not hides:
+            found += [f"gc: {what}" for what in _kept(store, known, before)]
         try:
             store.repair()
         except holdfast.HoldfastError:

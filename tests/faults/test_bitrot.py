@@ -5,11 +5,12 @@ import functools
 import os
 import re
 
+import apsw
 import pytest
 
 import holdfast
 from holdfast import revisions, verify
-from holdfast.backends import sqlite, sqlite_file
+from holdfast.backends import sqlite, sqlite_file, sqlite_indexes
 from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records, rows
 from holdfast.codec.records import Info
@@ -68,6 +69,48 @@ def test_repair_after_flipped_bits(rounds):
     print(report)
     assert report.tried == len(damages)
     assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("script", ["small", "tidy", "undone"])
+def test_repair_after_damage_to_lengths_keys_and_types(rounds, script):
+    known = subject(closed=True, script=script)
+    places = bitrot.cell_heads(known.files[MAIN], interior=False)
+    damages = bitrot.some(places, rounds(100, torture=FLIPS))
+    check = functools.partial(subjects.repaired, hides=script != "small")
+    report = bitrot.campaign(known, MAIN, damages, check)
+    print(report)
+    assert report.tried == len(damages)
+    assert not report.failures, str(report)
+
+
+def test_mutant_that_mends_in_place(monkeypatch):
+    """Only indexes are made anew, and bodies are cast where they are."""
+
+    def cast(connection):
+        for table in ("heads", "checkpoints", "sessions", "items", "blobs"):
+            with contextlib.suppress(apsw.CorruptError):
+                connection.execute(f"UPDATE {table} SET body = CAST(body AS BLOB)")
+
+    monkeypatch.setattr(sqlite_indexes, "put_in_order", cast)
+    known = subject(closed=True)
+    places = bitrot.cell_heads(known.files[MAIN], interior=False)
+    damages = [(MAIN, damage) for damage in bitrot.some(places, 400)]
+    report = bitrot.campaigns(known, damages, subjects.repaired, until="made worse")
+    assert "made worse" in str(report)
+
+
+@pytest.mark.parametrize("script", ["small", "long"])
+def test_repair_after_damage_to_what_leads_to_pages(rounds, script):
+    """What is behind it may be lost, and its table closed to new rows: but nothing more."""
+    known = subject(closed=True, script=script)
+    places = bitrot.cell_heads(known.files[MAIN], interior=True)
+    damages = bitrot.some(places, rounds(60 if script == "small" else 8, torture=min(FLIPS, 2000)))
+    check = functools.partial(subjects.repaired, hides=True)
+    report = bitrot.campaign(known, MAIN, damages, check)
+    print(report)
+    assert report.tried == len(damages)
+    assert not [f for f in report.failures if "does not go on: Corrupt" not in f], str(report)
+    assert "made worse" not in str(report.failures)
 
 
 def found_by() -> bitrot.Report:

@@ -389,7 +389,7 @@ def _free(execute: Any, session: int, low: int, high: int) -> None:
         execute(_FREE, (position(session, low), position(session, high)) * 4)
 
 
-_DEAD = "DELETE FROM items WHERE pos = ? AND substr(body, 1, ?) = ?"
+_DEAD = "DELETE FROM items WHERE pos = ? AND substr(body, 1, 9) IS ?"  # damaged ones, too
 
 
 def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:
@@ -401,15 +401,15 @@ def trim(connection: apsw.Connection, cursor: apsw.Cursor, trim: Trim) -> int:
     for rows, instead in trim.items:
         execute("SAVEPOINT together")
         here = 0
-        for pos, begin in rows:
-            execute(_DEAD, (pos, len(begin), begin))
+        for row in rows:
+            execute(_DEAD, row)
             here += connection.changes()
         if here < len(rows):
             execute("ROLLBACK TO together")
         else:
             gone += here
-            for row in instead:
-                execute("INSERT INTO items VALUES (?, ?)", row)
+            for new in instead:
+                execute("INSERT INTO items VALUES (?, ?)", new)
         execute("RELEASE together")
     for blob in trim.blobs:
         execute("DELETE FROM blobs WHERE digest = ? AND uses = ?", blob)

@@ -256,7 +256,7 @@ class Info(NamedTuple):
     """The position of the checkpoint that it was forked from."""
 
 
-def _session_address(num: int, name: bytes) -> int:
+def session_address(num: int, name: bytes) -> int:
     if type(name) is not bytes:
         raise Corrupt("the name of a session is damaged")
     return num ^ xxh3_64_intdigest(name)
@@ -264,11 +264,11 @@ def _session_address(num: int, name: bytes) -> int:
 
 def seal_session(num: int, name: bytes, info: Info) -> bytes:
     payload = values.encode([*info])
-    return rows.seal(rows.SESSION, _session_address(num, name), payload, level=rows.PLAIN)
+    return rows.seal(rows.SESSION, session_address(num, name), payload, level=rows.PLAIN)
 
 
 def unseal_session(num: int, name: bytes, body: bytes) -> Info:
-    _, payload = rows.unseal(rows.SESSION, _session_address(num, name), body, "a session")
+    _, payload = rows.unseal(rows.SESSION, session_address(num, name), body, "a session")
     info = Info(*_unpack(payload, 3, "a session"))
     if (
         type(info.created_us) is not int

@@ -67,6 +67,11 @@ def _bound(packed: int) -> int:
     return min(max(SMALL, RATIO * packed), MAX_VALUE + SMALL)
 
 
+def is_sealed(kind: int, address: int, row: bytes) -> bool:
+    """Whether a row belongs at `address`; it is not looked into."""
+    return len(row) > 8 and xxh3_64_digest(row[8:], (kind + address) & _MASK) == row[:8]
+
+
 def unseal(kind: int, address: int, row: bytes, what: str) -> tuple[int, bytes]:
     """Flags and payload of a stored row, or Corrupt naming `what` was read."""
     body = row[8:] if type(row) is bytes else b""
