@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import Retention, datacheck, ids, repair, verify
-from holdfast.backends import disk, sqlite_file
+from holdfast.backends import disk, sqlite_file, sqlite_indexes
 from holdfast.backends.files import FilesBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.errors import (
@@ -446,9 +446,7 @@ def test_nothing_is_left_to_load(home: Home) -> None:
     assert len(home.store.repair()) == 1
 
 
-@pytest.mark.parametrize("type", ["TEXT", "INTEGER"])
-def test_a_head_of_another_type(sqlite: Home, type: str) -> None:
-    """It can be neither read nor swapped, and stopped the repair of all that come after it."""
+def check_head_of_another_type(sqlite: Home, type: str) -> None:
     for name in ("a", "b"):
         numbered(sqlite, 3, name)
     sqlite.spoil_head(name="b")
@@ -458,6 +456,46 @@ def test_a_head_of_another_type(sqlite: Home, type: str) -> None:
         assert sqlite.reopened().session(name).load()["i"] == 2
         sqlite.session(name).save({"i": 3})
     assert sqlite.store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("type", ["TEXT", "INTEGER"])
+def test_a_head_of_another_type(sqlite: Home, type: str) -> None:
+    """It can be neither read nor swapped, and stopped the repair of all that come after it."""
+    check_head_of_another_type(sqlite, type)
+
+
+@pytest.mark.parametrize("type", ["TEXT", "INTEGER"])
+def test_a_head_of_another_type_has_to_be_made_anew(
+    sqlite: Home, monkeypatch: pytest.MonkeyPatch, type: str
+) -> None:
+    monkeypatch.setattr(sqlite_indexes, "put_in_order", lambda _: None)
+    with pytest.raises((AssertionError, Corrupt)):
+        check_head_of_another_type(sqlite, type)
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_repair_although_sessions_cannot_be_listed(
+    home: Home, monkeypatch: pytest.MonkeyPatch, mutant: bool
+) -> None:
+    """They are found by their checkpoints."""
+    names = ("a", "b", "c")
+    for name in names:
+        numbered(home, 3, name)
+        home.spoil_head(name=name)
+    with home.store.backend.reader() as reader:
+        kind = type(reader)
+
+    def refuse(*_: Any) -> Any:
+        raise Corrupt("injected")
+
+    monkeypatch.setattr(kind, "sessions", refuse)
+    if mutant:
+        monkeypatch.setattr(repair, "strays", lambda *_: iter(()))
+    done = {each.session: each.moved for each in home.store.repair()}
+    monkeypatch.undo()
+    assert done == ({} if mutant else dict.fromkeys(names, (0, 3)))
+    loads = [name for name in names if not mutant and home.session(name).load()["i"] == 2]
+    assert len(loads) == (0 if mutant else 3)
 
 
 def test_a_session_that_cannot_be_repaired_holds_up_no_other(

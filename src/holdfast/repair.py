@@ -59,11 +59,16 @@ def repair(backend: Backend) -> list[Repaired]:
 def _patiently(backend: Backend, number: int) -> Repaired | None:
     """Again, if somebody saves or deletes meanwhile."""
     tries = 0
+    before: object = ...
     while True:
         try:
             return _session(backend, number)
         except Moved:
-            continue
+            with backend.reader() as reader:
+                now = reader.head(number)
+            if now == before:  # nobody has moved it
+                raise Corrupt("the head of a session cannot be replaced") from None
+            before = now
         except Gone:
             tries += 1
             if tries > _PATIENCE:
