@@ -120,7 +120,7 @@ def race(
         report = Report()
         told: list[list[dict[str, Any]]] = []
         for child in children:
-            status = child.finish(SECONDS)
+            status = child.finish(SECONDS + 2 * saves)
             lines = [json.loads(line) for line in complete_lines(bytes(child.said))]
             report.failures += [f"  {line['what']}" for line in lines if "what" in line]
             if status:

@@ -66,7 +66,7 @@ def _give_back(connection: apsw.Connection) -> None:
             copy.close()
         if all(line == "ok" or line.startswith("NULL value") for line in told):  # damaged rows
             connection.execute("VACUUM")
-    except apsw.CorruptError:
+    except (apsw.CorruptError, apsw.ConstraintError):
         pass  # it is more than that; verify() tells
     except OSError as e:
         raise Unavailable(f"cannot write beside the store {path}: {e}") from e

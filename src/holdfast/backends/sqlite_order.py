@@ -64,7 +64,10 @@ def take_over(connection: apsw.Connection, name: str) -> None:
 
 def is_sound(source: apsw.Connection, table: str) -> bool:
     """Whether the trees of a table and of its indexes are, whatever is in them."""
-    told = [str(line) for (line,) in source.execute(f"PRAGMA quick_check({table})")]
+    try:
+        told = [str(line) for (line,) in source.execute(f"PRAGMA quick_check({table})")]
+    except apsw.CorruptError:
+        return False
     return all(line == "ok" or line.startswith("NULL value") for line in told)
 
 
@@ -241,10 +244,15 @@ def _make_anew(
     keys: list[Any] = [key for (key,) in source.execute(sql)]
     around = [-1, *keys, 1 << 63]
     astray, damaged = [], []
+    done: set[bytes] = set()
     for n, found in _readable(source, _select(table), f"{table.key} DESC", len(keys)):
         row = table.mended(_Row(*found), said)
-        if table.has(row) and _put(connection, table, row):
-            continue
+        if table.has(row):
+            if table.found_by and row.found_by in done:
+                continue  # a tree may lead to a page twice
+            if _put(connection, table, row):
+                done.add(row.found_by)
+                continue
         if homes := table.homes(row):
             astray.append(homes)
         elif around[n] < row.key < around[n + 2]:
