@@ -66,7 +66,7 @@ def edit(rng: random.Random, state: dict[str, Any], i: int) -> dict[str, Any]:
     return state | {"log": log}
 
 
-@pytest.mark.parametrize("seed", seeds(5, torture=12))
+@pytest.mark.parametrize("seed", seeds(4, torture=12))
 def test_what_is_left_loads_as_before(store: holdfast.Store, seed: int) -> None:
     rng = random.Random(seed)
     sessions = [store.session("a"), store.session("b", agent="x")]
@@ -361,7 +361,7 @@ def before(backend: Any, what: str, act: Callable[[], object]) -> Iterator[None]
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", seeds(6, torture=20))
+@pytest.mark.parametrize("seed", seeds(4, torture=20))
 def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second frees everything between the first's looking and its writing."""
     rng = random.Random(seed)
@@ -378,7 +378,7 @@ def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", seeds(4, torture=10))
+@pytest.mark.parametrize("seed", seeds(3, torture=10))
 def test_people_work_while_gc_runs(home: Home, what: str, seed: int) -> None:
     """They fork, delete, take that back and save between gc's looking and its writing."""
     rng = random.Random(seed)

@@ -102,6 +102,7 @@ def save_elsewhere(url: str, name: str, text: str) -> None:
 class StoreMachine(RuleBasedStateMachine):
     """Subclasses say how to open the store."""
 
+    examples: ClassVar[int] = 40
     processes: ClassVar[bool] = False
     cache_bytes: ClassVar[int] = 64 << 20
     store: holdfast.Store
@@ -419,6 +420,7 @@ class ColdSqliteMachine(SqliteMachine):
 
 class FilesMachine(StoreMachine):
     processes = True
+    examples = 20
 
     def url(self) -> str:
         return f"files:{self.folder / 'store'}"
@@ -429,6 +431,7 @@ class FilesMachine(StoreMachine):
 
 class PostgresMachine(StoreMachine):
     processes = True
+    examples = 20
 
     @initialize()
     def begin(self) -> None:
@@ -451,7 +454,7 @@ class PostgresMachine(StoreMachine):
     "machine", [MemoryMachine, SqliteMachine, ColdSqliteMachine, FilesMachine, PostgresMachine]
 )
 def test_store_equals_model(machine: type[StoreMachine], rounds: Any) -> None:
-    examples = rounds(40, torture=2_000)
+    examples = rounds(machine.examples, torture=2_000)
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=25)
     )

@@ -29,7 +29,7 @@ subject = functools.cache(subjects.subject)
 def test_flipped_bits_of_the_main_file(rounds, part):
     known = subject(closed=True)
     data = known.files[MAIN]
-    damages = bitrot.flips(data, rounds(1000, torture=min(FLIPS, len(data) * 8)))[part::PARTS]
+    damages = bitrot.flips(data, rounds(700, torture=min(FLIPS, len(data) * 8)))[part::PARTS]
     report = bitrot.campaign(known, MAIN, damages, subjects.original_or_error)
     print(report)
     assert report.tried == len(damages)
@@ -64,7 +64,7 @@ def test_a_log_cut_short(rounds):
 def test_repair_after_flipped_bits(rounds):
     known = subject(closed=True)
     data = known.files[MAIN]
-    damages = bitrot.flips(data, rounds(300, torture=min(FLIPS, len(data) * 8)), seed=1)
+    damages = bitrot.flips(data, rounds(200, torture=min(FLIPS, len(data) * 8)), seed=1)
     report = bitrot.campaign(known, MAIN, damages, subjects.repaired)
     print(report)
     assert report.tried == len(damages)

@@ -27,8 +27,9 @@ MANY = {"pwrite64", "fdatasync"}
 
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
-def test_an_error_or_a_true_acknowledgement(call, error):
-    report = failing_io.campaign(Fault(call, error))
+def test_an_error_or_a_true_acknowledgement(rounds, call, error):
+    stride = rounds(2, torture=1) if call in MANY and error == "ENOSPC" else 1
+    report = failing_io.campaign(Fault(call, error), stride=stride)
     print(report)
     assert report.injected
     assert not report.failures, str(report)
@@ -36,7 +37,7 @@ def test_an_error_or_a_true_acknowledgement(call, error):
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
 def test_the_same_if_it_fails_from_then_on(rounds, call, error):
-    stride = rounds(2, torture=1) if call in MANY else 1
+    stride = rounds(3, torture=1) if call in MANY else 1
     first = stride // 2 + 1 if call in MANY and error == "ENOSPC" else 1
     report = failing_io.campaign(Fault(call, error, forever=True), first=first, stride=stride)
     print(report)
@@ -46,8 +47,8 @@ def test_the_same_if_it_fails_from_then_on(rounds, call, error):
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
 def test_the_same_while_gc_frees(rounds, call, error):
-    """One call in three: those of opening and saving are above."""
-    stride = rounds(6 if call in MANY else 3, torture=1)
+    """One call in five: those of opening and saving are above."""
+    stride = rounds(10 if call in MANY else 5, torture=1)
     first = stride // 2 + 1 if call in MANY and error == "ENOSPC" else 1
     report = failing_io.campaign(Fault(call, error), script="tidy", first=first, stride=stride)
     print(report)

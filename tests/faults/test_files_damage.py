@@ -51,7 +51,7 @@ CHECKS = [
 @pytest.mark.parametrize("flips", [True, False], ids=["flipped", "cut"])
 def test_damaged_files(rounds, flips, script, check):
     known = subject(script=script)
-    several = rounds(3, torture=max(3, FLIPS // len(known.files)))
+    several = rounds(2, torture=max(3, FLIPS // len(known.files)))
     damages = spots(known.files, several, flips=flips, seed=f"{script} {check.__name__}")
     assert {file for file, _ in damages} == known.files.keys()
     report = bitrot.campaigns(known, damages, check)

@@ -36,7 +36,7 @@ recorded = functools.cache(functools.partial(powerloss.record, backend="files"))
 @pytest.mark.parametrize("writers", [1, 4])
 @pytest.mark.parametrize("weights", ["USUAL", "TIDYING"])
 def test_killed_writers(rounds, writers, weights):
-    kills = rounds(80, torture=KILLS // 8)
+    kills = rounds(50, torture=KILLS // 8)
     weighed = getattr(workload, weights)
     report = killing.campaign(kills, writers=writers, weights=weighed, backend="files")
     print(report)
@@ -66,7 +66,7 @@ def test_the_model_ends_where_the_real_disk_does(script):
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
 @pytest.mark.parametrize("script", ["short", "tidy"])
 def test_power_loss(rounds, script, directories):
-    states = rounds(400, torture=STATES // 8)
+    states = rounds(260, torture=STATES // 8)
     report = powerloss.campaign(recorded(script), states=states, directories=directories)
     print(report)
     assert report.is_of(states)

@@ -69,7 +69,7 @@ def caught(whats: tuple[str, ...], server: servers.Server, url: str, sabotage: A
 
 
 def test_every_unknown_outcome_is_resolved(server, url, rounds):
-    report = lossy(server, url, rounds(150, torture=20_000))
+    report = lossy(server, url, rounds(100, torture=20_000))
     assert report.faults > 10
     assert report.swallowed
     assert not report.failures, str(report)
@@ -310,7 +310,7 @@ def killed(url: str, monkeypatch: pytest.MonkeyPatch, kills: int, **more: Any) -
 
 
 def test_killed_writers(url, monkeypatch, rounds):
-    kills = rounds(60, torture=1_000)
+    kills = rounds(40, torture=1_000)
     report = killed(url, monkeypatch, kills)
     assert report.acknowledged > kills // 4
     assert not report.failures, str(report)

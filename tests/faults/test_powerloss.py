@@ -22,7 +22,7 @@ def test_the_model_ends_where_the_real_disk_does(script):
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("script", "usual"), [("short", 1000), ("long", 200), ("tidy", 600)])
+@pytest.mark.parametrize(("script", "usual"), [("short", 600), ("long", 120), ("tidy", 400)])
 def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
     states = rounds(usual, torture=MANY // 12)
     report = powerloss.campaign(
@@ -38,7 +38,7 @@ def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
 def test_nothing_acknowledged_is_lost_after_a_failed_sync(rounds, n):
     """The data of a failed sync never reaches the disk, whatever later syncs say."""
     recording = recorded("short", inject=f"fdatasync:error=EIO:when={n}")
-    report = powerloss.campaign(recording, states=rounds(100, torture=MANY // 100))
+    report = powerloss.campaign(recording, states=rounds(60, torture=MANY // 100))
     print(report)
     assert not report.failures, str(report)
 

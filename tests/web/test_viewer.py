@@ -93,12 +93,12 @@ def test_a_fork_is_called_by_what_its_name_adds(store: holdfast.Store, look: Loo
     viewer = look(store, "s=trip")
     names = viewer.find(".detail-head .chip")
     expect(names).to_have_text(["b", "trip-", "elsewhere"])
-    chip = viewer.find(".row .chip").first
-    words = chip.locator("span").bounding_box()
-    whole = chip.bounding_box()
-    assert words is not None
-    assert whole is not None
-    assert whole["x"] + whole["width"] - words["x"] - words["width"] < 10  # no empty tail
+    viewer.page.wait_for_function("""() => {
+        const chip = document.querySelector(".row .chip");
+        const whole = chip.getBoundingClientRect();
+        const words = chip.querySelector("span").getBoundingClientRect();
+        return words.width > 0 && whole.right - words.right < 10;  // no empty tail
+    }""")
 
 
 def test_a_short_name_is_not_cut(store: holdfast.Store, look: Look) -> None:
