@@ -65,6 +65,7 @@ class Viewer:
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
         self.complaints: list[str] = []
+        self._excused: str | None = None
         page.set_default_timeout(PATIENCE)
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -75,8 +76,14 @@ class Viewer:
         dialog.dismiss()
 
     def _said(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        excused = self._excused is not None and self._excused in message.text
+        if message.type in ("error", "warning") and not excused:
             self.complaints.append(message.text)
+
+    def excuse(self, text: str) -> None:
+        """Complaints with this text are due, also those that come late."""
+        self._excused = text
+        self.complaints = [each for each in self.complaints if text not in each]
 
     def open(self, hash: str = "") -> Viewer:
         self.page.goto("about:blank")  # so that an address that differs by its hash alone is loaded
