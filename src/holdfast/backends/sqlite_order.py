@@ -62,10 +62,11 @@ def take_over(connection: apsw.Connection, name: str) -> None:
         connection.execute("PRAGMA writable_schema = RESET")
 
 
-def is_sound(source: apsw.Connection, table: str) -> bool:
-    """Whether the trees of a table and of its indexes are, whatever is in them."""
+def is_sound(source: apsw.Connection, table: str | None = None) -> bool:
+    """Whether the trees of a table and of its indexes are, or all, whatever is in them."""
+    check = "PRAGMA quick_check" if table is None else f"PRAGMA quick_check({table})"
     try:
-        told = [str(line) for (line,) in source.execute(f"PRAGMA quick_check({table})")]
+        told = [str(line) for (line,) in source.execute(check)]
     except apsw.CorruptError:
         return False
     return all(line == "ok" or line.startswith("NULL value") for line in told)
