@@ -73,9 +73,7 @@ def is_deleted(reader: Reader, session: int) -> bool:
 
 def is_buried(reader: Reader, place: Place) -> bool:
     """Whether a checkpoint is deleted; it loads no more, but gc has not freed it yet."""
-    return bool(reader.tombs(place.session, place.seq, place.seq)) or is_deleted(
-        reader, place.session
-    )
+    return bool(reader.tombs(*place, place.seq)) or is_deleted(reader, place.session)
 
 
 def freed(reader: Reader, session: int) -> list[tuple[int, int]]:
@@ -111,9 +109,13 @@ class Marks(NamedTuple):
 
 
 def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Marks]:
-    """Marks by seq. A damaged one is told of, and does not hide the others."""
+    """Marks by seq. A damaged one is told of, and hides neither the others nor what is marked."""
     out: dict[int, Marks] = {}
-    for seq, kind, value, body in reader.marks(session, low, high):
+    try:
+        marks = reader.marks(session, low, high)
+    except UNREADABLE as e:
+        return dict.fromkeys(range(low, high + 1), Marks(damaged=e.message))
+    for seq, kind, value, body in marks:
         if type(seq) is not int:
             continue  # belongs to no checkpoint any more; verify() tells of it
         found = out.get(seq, Marks())

@@ -111,7 +111,7 @@ def _session(backend: Backend, number: int) -> Repaired | None:
         row = reader.head(number) or b""
         missing = list(_missing(reader, number))
         bad = {seq: str(seq) for seq in missing} | _unloadable(backend, reader, number)
-        head = _head(number, row)
+        head = _head(reader, number, row)
         good = _newest_good(reader, number, head, bad)
         notes, rebuilt = _entries(reader, number)
         sound = head is not None and good == head.seq
@@ -177,11 +177,15 @@ def _name(reader: Reader, number: int) -> str | None:
         return None
 
 
-def _head(number: int, row: bytes) -> Head | None:
+def _head(reader: Reader, number: int, row: bytes) -> Head | None:
+    """None if it is lost, or an old one: then something is newer than what it calls the newest."""
     try:
-        return records.unseal_head(number, row)
+        head = records.unseal_head(number, row)
     except UNREADABLE:
         return None
+    newer = reader.operations(number, head.operations + 1, records.MAX_SEQ)
+    last = max([0, *[seq for seq, _, _ in all_rows(reader, number)]])
+    return None if newer or last > head.last else head
 
 
 def _guessed(backend: Backend, number: int) -> Head:

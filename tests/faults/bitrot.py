@@ -47,6 +47,17 @@ def flip(data: bytes, offset: int, bit: int) -> bytes:
 
 
 @dataclass(frozen=True)
+class Blank:
+    """A page that reads as zeros."""
+
+    page: int
+
+    def apply(self, data: bytes) -> bytes:
+        begin = (self.page - 1) * PAGE
+        return data[:begin] + bytes(PAGE) + data[begin + PAGE :]
+
+
+@dataclass(frozen=True)
 class Removal:
     """A file that is gone."""
 
@@ -176,16 +187,47 @@ def sightings(data: bytes, values: Sequence[bytes]) -> list[Damage]:
     return [Damage(at, 0) for at in sorted(places)]
 
 
-def first_pages(data: bytes) -> dict[str, int]:
-    """The number of the first page of each table and index."""
+def owners(data: bytes) -> dict[int, str]:
+    """The name of the table or index that each page belongs to."""
     with scratch() as folder:
         path = folder / "copy.db"
         path.write_bytes(data)
         connection = apsw.Connection(str(path))
         try:
-            return dict(connection.execute("SELECT name, min(pageno) FROM dbstat GROUP BY name"))
+            return dict(connection.execute("SELECT pageno, name FROM dbstat ORDER BY pageno"))
         finally:
             connection.close()
+
+
+def first_pages(data: bytes) -> dict[str, int]:
+    """The number of the first page of each table and index."""
+    return {name: page for page, name in reversed(owners(data).items())}
+
+
+def recoverable(data: bytes) -> list[int]:
+    """Pages of rows that carry seals, and of their indexes.
+
+    But for those of the table that has the first page behind the roots of trees: to make another
+    tree SQLite has to move that page, which it cannot do if it, or what leads to it, is damaged.
+    """
+    found, first = owners(data), first_pages(data)
+    with scratch() as folder:
+        path = folder / "copy.db"
+        path.write_bytes(data)
+        connection = apsw.Connection(str(path))
+        roots = {root for (root,) in connection.execute("SELECT rootpage FROM sqlite_schema")}
+        connection.close()
+    behind = found.get(max(roots) + 1)
+    names = {"sessions", "heads", "checkpoints", "items", "blobs"} - {behind}
+    names |= {f"sqlite_autoindex_{name}_1" for name in names} & first.keys()
+    return [page for page, name in found.items() if name in names and data[(page - 1) * PAGE]]
+
+
+def headers(data: bytes, pages: Sequence[int]) -> Iterator[range]:
+    """Of pages: their kind, how many cells there are, and where; the last page they lead to."""
+    for page in pages:
+        begin = (page - 1) * PAGE
+        yield range(begin, begin + (12 if data[begin] in _INTERIOR else 8))
 
 
 def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
@@ -216,7 +258,7 @@ def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
     return found
 
 
-Anything = Damage | Removal | Cell
+Anything = Damage | Blank | Removal | Cell
 
 
 def campaign(known: Subject, file: str, damages: Sequence[Anything], check: Check) -> Report:

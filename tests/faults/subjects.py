@@ -174,6 +174,21 @@ def repaired(url: str, known: Subject, *, hides: bool = False) -> list[str]:
         return found + _kept(store, known, after)
 
 
+def recovered(url: str, known: Subject) -> list[str]:
+    """The findings for a damaged store that is as it was once it is repaired."""
+    with holdfast.open(url) as store:
+        before = _loadable(store, known)
+        store.repair()
+        if lost := known.ledger.saved.keys() - _loadable(store, known):
+            return [f"{min(lost)} does not load"]
+        if not _sound(store):
+            return [f"verify reports damage: {store.verify(read_data=True)}"]
+        for name in known.paths:
+            if not _save(store, name):
+                return [f"save to {name}: a different state"]
+        return UNHARMED if len(before) == len(known.ledger.saved) else []
+
+
 def _kept(store: Any, known: Subject, before: set[str]) -> list[str]:
     """What has become worse: checkpoints that loaded, and names that were taken."""
     found = []

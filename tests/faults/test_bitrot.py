@@ -83,6 +83,23 @@ def test_repair_after_damage_to_lengths_keys_and_types(rounds, script):
     assert not report.failures, str(report)
 
 
+@pytest.mark.parametrize("script", ["small", "tidy", "long"])
+def test_repair_finds_the_rows_of_pages_that_are_closed(rounds, script):
+    """Those that SQLite cannot read, or takes for others. `test_lost_pages` has the mutants."""
+    known = subject(closed=True, script=script)
+    count = rounds(5 if script == "long" else 40, torture=FLIPS)
+    data = known.files[MAIN]
+    pages = bitrot.recoverable(data)
+    damages: list[bitrot.Anything] = [*bitrot.some(bitrot.headers(data, pages), count)]
+    ways = [page for page in pages if data[(page - 1) * bitrot.PAGE] in {2, 5}]
+    damages += [bitrot.Blank(page) for page in ways]
+    report = bitrot.campaign(known, MAIN, damages, subjects.recovered)
+    print(report)
+    assert report.tried == len(damages)
+    assert not report.failures, str(report)
+    assert report.unharmed < report.tried
+
+
 def test_mutant_that_mends_in_place(monkeypatch):
     """Only indexes are made anew, and bodies are cast where they are."""
 

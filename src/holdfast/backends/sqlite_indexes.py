@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from holdfast.backends.sqlite_file import SCHEMA, drafted
-from holdfast.backends.sqlite_order import (
+from holdfast.backends.sqlite_order import put_in_order
+from holdfast.backends.sqlite_reader import name_hash
+from holdfast.backends.sqlite_trees import (
     TWIN,
     as_bytes,
     begin_twin,
     is_sound,
     mending,
-    put_in_order,
     take_over,
 )
-from holdfast.backends.sqlite_reader import name_hash
 from holdfast.codec import records
 from holdfast.errors import UNREADABLE, Unavailable
 

@@ -1,80 +1,39 @@
 """Tables of a SQLite file made anew where rows are not what, or not where, they should be.
 
 Rows of a damaged tree may be missed although they are there, and whatever is written beside them
-can hide or overwrite others. So nothing is mended in place: what can be read goes to a new tree. A
-row's seal tells its key; and of a damaged row its index may be the last to know how it is found.
+can hide or overwrite others. So nothing is mended in place: what can be read goes to a new tree, by
+way of the old one or, where that leads nowhere, from the pages themselves. A row's seal tells its
+key; and of a damaged row its index may be the last to know how it is found.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
 
-from holdfast.backends.sqlite_file import SCHEMA
+from holdfast.backends.sqlite_pages import Sighting, sightings
+from holdfast.backends.sqlite_trees import (
+    TWIN,
+    as_bytes,
+    begin_twin,
+    faults,
+    is_sound,
+    mending,
+    take_over,
+)
 from holdfast.codec import records, rows
 from holdfast.errors import UNREADABLE, Corrupt, UnsupportedFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TWIN = "made_anew"
 _BEFORE = f"SELECT pos, body FROM {TWIN} WHERE pos < ? ORDER BY pos DESC LIMIT 1"  # noqa: S608
-_TAKE_OVER = """UPDATE sqlite_schema SET rootpage =
-(SELECT rootpage FROM sqlite_schema WHERE name = ?) WHERE name = ?;
-DELETE FROM sqlite_schema WHERE name = ?"""
 _DISAGREE = """SELECT said.{key}, said.{column} FROM {table} said INDEXED BY {index}
 LEFT JOIN {table} own NOT INDEXED ON own.{key} = said.{key}
 WHERE typeof(said.{column}) = 'blob' AND own.{column} IS NOT said.{column}"""
-
-
-@contextmanager
-def mending(connection: apsw.Connection) -> Iterator[apsw.Connection]:
-    """A transaction, and another connection to read the same by; undone if that is too damaged.
-
-    For who has met damage within a transaction cannot go on in it.
-    """
-    connection.execute("BEGIN IMMEDIATE")
-    source = apsw.Connection(connection.filename, flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        yield source
-        connection.execute("COMMIT")
-    except BaseException as e:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        if not isinstance(e, apsw.CorruptError | UnicodeDecodeError):  # of those, verify() tells
-            raise
-    finally:
-        source.close()
-
-
-def take_over(connection: apsw.Connection, name: str) -> None:
-    """Let the twin take the place of a tree.
-
-    That is not dropped: it might claim pages that belong to others as well.
-    """
-    connection.execute("PRAGMA writable_schema = ON")
-    try:
-        connection.execute(_TAKE_OVER, (TWIN, name, TWIN))
-    finally:
-        connection.execute("PRAGMA writable_schema = RESET")
-
-
-def is_sound(source: apsw.Connection, table: str | None = None) -> bool:
-    """Whether the trees of a table and of its indexes are, or all, whatever is in them."""
-    check = "PRAGMA quick_check" if table is None else f"PRAGMA quick_check({table})"
-    try:
-        told = [str(line) for (line,) in source.execute(check)]
-    except apsw.CorruptError:
-        return False
-    return all(line == "ok" or line.startswith("NULL value") for line in told)
-
-
-def as_bytes(column: str) -> str:
-    """A column whose type may be damaged; often its bytes are all there."""
-    return f"iif(typeof({column}) IN ('blob', 'text'), CAST({column} AS BLOB), x'')"
 
 
 class _Row(NamedTuple):
@@ -97,10 +56,22 @@ class _Table(NamedTuple):
     """Raises if a row is damaged."""
     repeated: Callable[[_Row], int | None] = lambda row: row.more
     """What the column `more` should be; or raises."""
+    spares: bool = True
+    """Whether the store can go on without rows that nobody finds: it knows that they are lost."""
 
     def has(self, row: _Row) -> bool:
         """Whether a row is where it belongs."""
         return rows.is_sealed(self.kind, self.address(row.key, row.found_by), row.body)
+
+    def sighted(self, seen: Sighting) -> _Row | None:
+        """What was seen in a page, if it is a row of this table."""
+        key, (_, *columns) = seen.key, seen.columns or [None]
+        found_by = columns.pop(0) if self.found_by and columns else b""
+        more = columns.pop(0) if self.more and columns else None
+        if len(columns) != 1 or type(found_by) is not bytes or type(columns[0]) is not bytes:
+            return None
+        row = _Row(key, found_by, columns[0], more if type(more) is int else None)
+        return row if self.has(row) else None
 
     def homes(self, row: _Row) -> list[_Row]:
         """Where else it may belong, if one bit of its key is damaged."""
@@ -137,10 +108,10 @@ def _ancestor(row: _Row) -> int | None:
 _TABLES = (
     _Table("heads", rows.HEAD, "session"),
     _Table("items", rows.ITEMS),
-    _Table("operations", rows.OPERATION),
-    _Table("tombs", rows.TOMB),
-    _Table("gaps", rows.GAP, more="ancestor", repeated=_ancestor),
-    _Table("journal", rows.JOURNAL),
+    _Table("operations", rows.OPERATION, spares=False),
+    _Table("tombs", rows.TOMB),  # what was deleted and not yet freed is there again
+    _Table("gaps", rows.GAP, more="ancestor", repeated=_ancestor, spares=False),
+    _Table("journal", rows.JOURNAL, spares=False),
     _Table(
         *("sessions", rows.SESSION, "num", "name", "origin", records.session_address),
         check=lambda row: records.unseal_session(*row[:3]),
@@ -158,23 +129,25 @@ _TABLES = (
     ),
 )
 _UNSEALED = {
-    "keys": "session, key, seq",
-    "marks": "pos, kind, value, body",
-    "facets": "kind, value, id",
+    "keys": ("session, key, seq", True),  # records repeat what it says
+    "facets": ("kind, value, id", True),
+    "marks": ("pos, kind, value, body", False),
 }
 
 
 def put_in_order(connection: apsw.Connection) -> None:
-    """Every table that needs it and can be read but for one row."""
+    """Every table that needs it, and whose rows are there or can be done without."""
+    with suppress(apsw.BusyError):
+        connection.wal_checkpoint()  # pages are looked for in the file
     for table in _TABLES:
         with mending(connection) as source:
             said = dict(_disagreements(source, table))
             if not is_sound(source, table.name) or _has_odd_rows(source, table, said):
                 _make_anew(connection, source, table, said)
-    for name, columns in _UNSEALED.items():
+    for name, (columns, spares) in _UNSEALED.items():
         with mending(connection) as source:
             if not is_sound(source, name):
-                _copy(connection, source, name, columns)
+                _copy(connection, source, name, columns, spares=spares)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -209,7 +182,27 @@ def _select(table: _Table) -> str:
     return f"SELECT {columns} FROM {table.name} NOT INDEXED"  # noqa: S608
 
 
-def _readable(source: apsw.Connection, select: str, back: str, count: int) -> Iterator[Any]:
+def _keys(source: apsw.Connection, table: _Table) -> list[Any]:
+    """In the order of the tree; from both ends, if not all of it can be read."""
+    ends: list[list[Any]] = []
+    for order in ("", f" ORDER BY {table.key} DESC"):
+        found: list[Any] = []
+        ends.append(found)
+        sql = f"SELECT {table.key} FROM {table.name} NOT INDEXED{order}"  # noqa: S608
+        try:
+            for (key,) in source.execute(sql):
+                found.append(key)
+        except apsw.CorruptError:
+            if not table.spares:
+                raise
+        else:
+            return found[::-1] if order else found
+    return ends[0] + ends[1][::-1]
+
+
+def _readable(
+    source: apsw.Connection, select: str, back: str, count: int, *, spares: bool = False
+) -> Iterator[Any]:
     """All rows with their places; from both ends, if there is one that cannot be read."""
     read = 0
     for order in ("", f" ORDER BY {back}"):
@@ -219,17 +212,63 @@ def _readable(source: apsw.Connection, select: str, back: str, count: int) -> It
                 read += 1
         if read >= count:
             return
-    if read < count - 1:
+    if read < count - 1 and not spares:
         raise apsw.CorruptError("there may be sound rows between those that cannot be read")
 
 
+class _Judge:
+    """Tells rows from what was removed and can still be seen in a damaged tree, or in pages."""
+
+    def __init__(self, source: apsw.Connection, table: _Table, *, sound: bool) -> None:
+        self._source, self._table, self._sound = source, table, sound
+        self.listed: set[int] | None = None
+        """The keys that the index of a damaged table has, if there is one that can be read."""
+        self._believed = False
+        if table.found_by is not None and not sound:
+            self.listed = self._keys_of_index()
+            self._believed = self.listed is not None and self._only_rows_are_damaged()
+        self._named = f"""SELECT 1 FROM {table.name} INDEXED BY sqlite_autoindex_{table.name}_1
+        WHERE {table.found_by} = ? AND {table.key} = ?"""  # noqa: S608
+
+    def _keys_of_index(self) -> set[int] | None:
+        index = f"sqlite_autoindex_{self._table.name}_1"
+        sql = f"SELECT {self._table.key} FROM {self._table.name} INDEXED BY {index}"  # noqa: S608
+        try:
+            found: Iterator[Any] = self._source.execute(sql)
+            return {key for (key,) in found}
+        except apsw.CorruptError:
+            return None
+
+    def _only_rows_are_damaged(self) -> bool:
+        found = faults(self._source, self._table.name)
+        if found is None:
+            return True  # the index can be read
+        sql = "SELECT rootpage FROM sqlite_schema WHERE tbl_name = ? ORDER BY type = 'index'"
+        rows, *indexes = [f"Tree {n} " for (n,) in self._source.execute(sql, (self._table.name,))]
+        told = "\n".join(found)
+        return rows in told and not any(index in told for index in indexes)
+
+    def is_there(self, row: _Row) -> bool:
+        """Whether a sealed row of the tree was not removed, as far as anything tells."""
+        if self._sound:
+            return True
+        if self._table.name == "tombs":
+            return False  # what is deleted once more by mistake would be freed
+        return not self._believed or self._is_named(row)
+
+    def is_left(self, row: _Row) -> bool:
+        """Whether one that is only seen in a page was not. Of items it is all the same."""
+        return self._table.name == "items" or (self.listed is not None and self._is_named(row))
+
+    def may_be_one(self, row: _Row) -> bool:
+        """Whether there was a row where one is that has no seal."""
+        return not self._believed or row.key in (self.listed or ())
+
+    def _is_named(self, row: _Row) -> bool:
+        return self._source.execute(self._named, (row.found_by, row.key)).get is not None
+
+
 # -- writing -------------------------------------------------------------------------------------
-
-
-def begin_twin(connection: apsw.Connection, name: str) -> None:
-    """Without what makes an index: it would have a tree of its own."""
-    made = SCHEMA[name].replace(f"TABLE {name} ", f"TABLE {TWIN} ").replace(" UNIQUE", "")
-    connection.execute(made)
 
 
 def _make_anew(
@@ -238,32 +277,61 @@ def _make_anew(
     """First the rows that are in their place, then those that have lost it.
 
     A row that fits nowhere stays if its key is in order, and else goes: it cannot be read, and
-    might hide one that can.
+    might hide one that can. It may not be a row at all, if pages are not what they were.
     """
     begin_twin(connection, table.name)
-    sql = f"SELECT {table.key} FROM {table.name} NOT INDEXED"  # noqa: S608
-    keys: list[Any] = [key for (key,) in source.execute(sql)]
+    sound = is_sound(source, table.name)
+    judge = _Judge(source, table, sound=sound)
+    put: Callable[[apsw.Connection, _Table, _Row], bool] = _put
+    if table.name == "items" and not sound:
+        put = _set_aside
+        connection.execute("CREATE TEMP TABLE aside (many INTEGER, pos INTEGER, body BLOB)")
+    keys = _keys(source, table)
     around = [-1, *keys, 1 << 63]
     astray, damaged = [], []
     done: set[bytes] = set()
-    for n, found in _readable(source, _select(table), f"{table.key} DESC", len(keys)):
+    select, back = _select(table), f"{table.key} DESC"
+    for n, found in _readable(source, select, back, len(keys), spares=table.spares):
         row = table.mended(_Row(*found), said)
         if table.has(row):
-            if table.found_by and row.found_by in done:
+            if (table.found_by and row.found_by in done) or not judge.is_there(row):
                 continue  # a tree may lead to a page twice
-            if _put(connection, table, row):
+            if put(connection, table, row):
                 done.add(row.found_by)
                 continue
         if homes := table.homes(row):
             astray.append(homes)
         elif around[n] < row.key < around[n + 2]:
             damaged.append(row)
+    if not sound and (table.name == "items" or judge.listed is not None):
+        for row in filter(None, map(table.sighted, sightings(source))):
+            if judge.is_left(row):
+                put(connection, table, table.mended(row, said))
+    if put is _set_aside:
+        _put_largest_first(connection, table)
     for homes in astray:
-        free = (row for row in homes if table.name != "items" or _is_free(connection, row))
+        free = (row for row in homes if judge.is_there(row) and _is_free(connection, table, row))
         any(_put(connection, table, row) for row in free)
     for row in damaged:
-        _put(connection, table, row)
+        if judge.may_be_one(row) and _is_free(connection, table, row):
+            _put(connection, table, row)
     take_over(connection, table.name)
+
+
+def _set_aside(connection: apsw.Connection, _: _Table, row: _Row) -> bool:
+    """Rows of items, until all of them are known."""
+    count = _count(row.key, row.body)
+    connection.execute("INSERT INTO aside VALUES (?, ?, ?)", (count, row.key, row.body))
+    return True
+
+
+def _put_largest_first(connection: apsw.Connection, table: _Table) -> None:
+    """What a pack has replaced may still be seen beside it; what gc has freed, gc frees again."""
+    found = connection.execute("SELECT pos, x'', body, NULL FROM aside ORDER BY many DESC")
+    for row in map(_Row._make, found):
+        if _is_free(connection, table, row):
+            _put(connection, table, row)
+    connection.execute("DROP TABLE aside")
 
 
 def _put(connection: apsw.Connection, table: _Table, row: _Row) -> bool:
@@ -276,8 +344,10 @@ def _put(connection: apsw.Connection, table: _Table, row: _Row) -> bool:
     return connection.changes() == 1
 
 
-def _is_free(connection: apsw.Connection, row: _Row) -> bool:
+def _is_free(connection: apsw.Connection, table: _Table, row: _Row) -> bool:
     """Whether no row has these items: a pack may have taken the place of one that was astray."""
+    if table.name != "items":
+        return True
     near: list[Any] = connection.execute(_BEFORE, (row.key + _count(row.key, row.body),)).fetchall()
     return all(at + _count(at, body) <= row.key for at, body in near)
 
@@ -290,12 +360,17 @@ def _count(pos: int, body: bytes) -> int:
         return 1
 
 
-def _copy(connection: apsw.Connection, source: apsw.Connection, name: str, columns: str) -> None:
+def _copy(
+    connection: apsw.Connection, source: apsw.Connection, name: str, columns: str, *, spares: bool
+) -> None:
     """Rows without a seal of their own place, as they are."""
     begin_twin(connection, name)
-    count: Any = source.execute(f"SELECT count(*) FROM {name} NOT INDEXED").get  # noqa: S608
     back = columns.replace(",", " DESC,") + " DESC"
+    select = f"SELECT {columns} FROM {name} NOT INDEXED"  # noqa: S608
+    count: Any = 1 << 63  # so that both ends are read
+    if not spares:
+        count = source.execute(f"SELECT count(*) FROM {name} NOT INDEXED").get  # noqa: S608
     sql = f"INSERT OR IGNORE INTO {TWIN} VALUES ({', '.join('?' * len(columns.split(',')))})"  # noqa: S608
-    for _, row in _readable(source, f"SELECT {columns} FROM {name} NOT INDEXED", back, count):  # noqa: S608
+    for _, row in _readable(source, select, back, count, spares=spares):
         connection.execute(sql, row)
     take_over(connection, name)
