@@ -20,6 +20,7 @@ import holdfast
 from holdfast import shapes
 from holdfast.cli.main import FAMILY
 from holdfast.codec import portable, values
+from tests.cli import elsewhere
 
 PAGE = (Path(__file__).parent.parent / "docs/json.md").read_text("utf-8")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -166,13 +167,12 @@ def test_what_commands_print(folder):
     may = promised()
     assert may.keys() == set(FAMILY)
     told = []
-    for typed, least in TYPED:
-        words = typed.split()
-        code, lines, errors = say(folder, *words)
-        assert code == 0, f"{typed}: {errors}"
-        assert len(lines) >= least, typed
-        for line in lines:
-            found = [[] if s == "values" else wrong_shape(s, line) for s in may[words[0]]]
+    said = elsewhere([f"{typed} --store agent.db --json" for typed, _ in TYPED], folder)
+    for (typed, least), ended in zip(TYPED, said, strict=True):
+        assert ended.code == 0, f"{typed}: {ended.err}"
+        assert len(ended.lines) >= least, typed
+        for line in ended.lines:
+            found = [[] if s == "values" else wrong_shape(s, line) for s in may[typed.split()[0]]]
             told += [f"{typed}: {min(found, key=len)}"] * ([] not in found)
     assert told == []
     assert {typed.split()[0] for typed, _ in TYPED} | {"watch", "repair", "serve"} == may.keys()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import random
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,10 @@ import apsw
 import pytest
 
 import holdfast
-from holdfast.backends import sqlite_order
+from holdfast.backends import sqlite_order, sqlite_pages
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.codec.rows import unseal_items
-from tests.faults.bitrot import PAGE, Blank, first_pages, flip, headers, owners
+from tests.faults.bitrot import PAGE, Blank, first_pages, flip, headers, length, owners
 
 TABLES = ("sessions", "checkpoints", "blobs", "items")
 Rows = dict[str, list[Any]]
@@ -55,15 +59,20 @@ def rows(path: Path) -> Rows:
     return found
 
 
+def leaves(data: bytes, table: str) -> list[int]:
+    pages = [page for page, name in owners(data).items() if name == table]
+    return [page for page in pages if data[(page - 1) * PAGE] == LEAF]
+
+
 def damaged(path: Path, table: str) -> Iterator[bytes]:
     """The store without the page that leads to all rows of a table, or with bits of headers."""
     data = path.read_bytes()
-    first, *others = [page for page, name in owners(data).items() if name == table]
+    first = first_pages(data)[table]
     yield Blank(first).apply(data)
     for n, at in enumerate(next(headers(data, [first]))):
         for bit in range(8) if n in KIND_AND_COUNT else [n % 8]:
             yield flip(data, at, bit)
-    for place in headers(data, [page for page in others if data[page * PAGE - PAGE] == LEAF]):
+    for place in headers(data, leaves(data, table)):
         for bit in range(2):
             yield flip(data, place[KIND_AND_COUNT[-1]], bit)
 
@@ -96,6 +105,122 @@ def check(path: Path, table: str) -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_of_a_page_that_is_lost_are_found(path: Path, table: str) -> None:
     check(path, table)
+
+
+def check_log(path: Path) -> None:
+    """As a killed process leaves it: pages of the file itself are not the newest."""
+    killed = path.with_name("killed.db")
+    with holdfast.open(path, durability="normal") as store:
+        saved = [store.session("new").save({"n": n}) for n in range(3)]
+        killed.with_name("killed.db-wal").write_bytes(path.with_name("agent.db-wal").read_bytes())
+        data = path.read_bytes()
+    killed.write_bytes(Blank(first_pages(data)["sessions"]).apply(data))
+    with holdfast.open(killed) as store:
+        with pytest.raises(holdfast.Corrupt):
+            store.session("new").load()
+        store.repair()
+        assert store.verify(read_data=True).ok
+        for n, checkpoint in enumerate(saved):
+            assert store.session("new").load(checkpoint.id) == {"n": n}
+
+
+def test_rows_that_are_still_in_the_log_are_found(path: Path) -> None:
+    check_log(path)
+
+
+def test_mutant_that_looks_only_into_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = lambda source, draft: shutil.copyfile(source.filename, draft)  # noqa: E731
+    monkeypatch.setattr(sqlite_pages, "_copy_pages", copy)
+    with pytest.raises((AssertionError, holdfast.HoldfastError)):
+        check_log(path)
+
+
+def test_no_room_for_the_pages_that_are_looked_through(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = path.read_bytes()
+    path.write_bytes(Blank(first_pages(data)["checkpoints"]).apply(data))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with holdfast.open(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite_pages, "_copy_pages", full)
+            with pytest.raises(holdfast.Unavailable, match="no space left"):
+                store.repair()
+        store.repair()
+        assert store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("table", ["sessions", "checkpoints"])
+def test_a_table_whose_index_is_lost_as_well_stays_as_it_is(path: Path, table: str) -> None:
+    """Nothing tells its rows from those that were removed; but nothing of them is written over."""
+    data = path.read_bytes()
+    ways = [first_pages(data)[table], first_pages(data)[f"sqlite_autoindex_{table}_1"]]
+    places = [(page - 1) * PAGE for page in ways]
+    path.write_bytes(flip(flip(data, places[0], 4), places[1], 4))
+    with holdfast.open(path) as store:
+        with suppress(holdfast.Corrupt):
+            store.repair()
+        assert not store.verify().ok
+    mended = path.read_bytes()
+    path.write_bytes(flip(flip(mended, places[0], 4), places[1], 4))
+    with holdfast.open(path) as store:
+        assert store.verify(read_data=True).ok
+
+
+def test_blobs_need_no_index(path: Path) -> None:
+    data = path.read_bytes()
+    for name in ("blobs", "sqlite_autoindex_blobs_1"):
+        data = Blank(first_pages(data)[name]).apply(path.read_bytes())
+        path.write_bytes(data)
+    with holdfast.open(path) as store:
+        assert not store.verify(read_data=True).ok
+        store.repair()
+        assert store.verify(read_data=True).ok
+
+
+def test_a_blob_with_another_number_is_the_same_blob(path: Path) -> None:
+    data = path.read_bytes()
+    for place in headers(data, leaves(data, "blobs")):
+        cell = place[0] + int.from_bytes(data[place[-1] + 1 : place[-1] + 3], "big")
+        for bit in (0, 3, 6):
+            path.write_bytes(flip(data, cell + length(data, cell), bit))
+            with holdfast.open(path, durability="normal") as store:
+                store.repair()
+                assert store.verify(read_data=True).ok
+
+
+def test_a_file_that_counts_fewer_pages_than_it_has_is_left_alone(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(
+        flip(data, 30, 0) if data[30] & 1 else flip(data, 31, data[31].bit_length() - 1)
+    )
+    before = path.read_bytes()
+    with holdfast.open(path) as store, pytest.raises(holdfast.Corrupt, match="counts"):
+        store.repair()
+    assert len(path.read_bytes()) == len(before)
+    path.write_bytes(data)
+
+
+def test_rows_that_lead_to_the_same_pages_are_not_followed_for_ever() -> None:
+    """Made by hand: each of many rows has the same long chain for its rest."""
+    chain = range(52, 152)
+    size = 4_092 * len(chain) + 489
+    varint = bytes([128 | size >> 14, 128 | size >> 7 & 127, size & 127])
+    kind = 2 * (size - 5) + 12
+    header = bytes([5, 0, 128 | kind >> 14, 128 | kind >> 7 & 127, kind & 127])
+    row = varint + b"\1" + header + bytes(489 - len(header)) + chain[0].to_bytes(4, "big")
+    at = [PAGE - len(row) * n for n in range(1, 9)]
+    leaf = b"\x0d" + bytes(7) + b"".join(n.to_bytes(2, "big") for n in at)
+    leaf = leaf.ljust(at[-1], b"\0") + row * 8
+    links = [(n + 1).to_bytes(4, "big") + bytes(PAGE - 4) for n in chain]
+    file = io.BytesIO(bytes(PAGE) + leaf * 50 + b"".join(links))
+    found = sqlite_pages._all_rows(file, PAGE, 151)
+    assert len(next(found).columns) == 2
+    with pytest.raises(apsw.CorruptError):
+        assert len(list(found)) < 0
 
 
 Patch = pytest.MonkeyPatch
@@ -161,6 +286,8 @@ def test_what_can_be_done_without_a_table(tmp_path: Path, table: str) -> None:
         session = store.session("s", agent="a")
         saved = [session.save({"n": n}, key=f"k{n}", tags=[f"t{n}"]) for n in range(6)]
         session.delete(saved[2].id)
+        store.session("gone").save({})
+        store.session("gone").delete()
     path.write_bytes(Blank(first_pages(path.read_bytes())[table]).apply(path.read_bytes()))
     with holdfast.open(path) as store:
         assert not store.verify().ok
@@ -175,6 +302,8 @@ def test_what_can_be_done_without_a_table(tmp_path: Path, table: str) -> None:
         assert session.load("key:k4") == {"n": 4}
         assert [c.id for c in store.find(tag="t5")] == [saved[5].id]
         assert [info.name for info in store.sessions(agent="a")] == ["s"]
+        if table != "tombs":
+            assert store.gc().sessions == 1
         session.save({"n": 6}, key="k6", tags=["t6"])
         session.undo()
         session.redo()

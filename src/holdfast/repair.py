@@ -93,14 +93,20 @@ def _numbers(backend: Backend) -> Iterator[int]:
             if not page:
                 yield from strays(reader, listed)
                 return
-            wanted = [
-                n
-                for n, raw, _ in page
-                if records.former_name(n, raw) is None or reader.damage(n) is not None
-            ]
+            wanted = [n for n, raw, _ in page if not _is_past(reader, n, raw)]
         listed.update([n for n, _, _ in page])
         yield from wanted
         after = page[-1][1]
+
+
+def _is_past(reader: Reader, number: int, name: bytes) -> bool:
+    """Whether a session is deleted, and has all that gc needs to free it."""
+    if records.former_name(number, name) is None or reader.damage(number) is not None:
+        return False
+    try:
+        return _head(reader, number, reader.head(number) or b"") is not None
+    except Corrupt:
+        return False
 
 
 def _session(backend: Backend, number: int) -> Repaired | None:

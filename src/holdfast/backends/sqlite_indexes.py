@@ -20,7 +20,7 @@ from holdfast.backends.sqlite_trees import (
     take_over,
 )
 from holdfast.codec import records
-from holdfast.errors import UNREADABLE, Unavailable
+from holdfast.errors import UNREADABLE, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 def reindex(connection: apsw.Connection) -> None:
     """SQLite's own indexes, and all that only repeats what sealed rows say."""
+    try:
+        _reindex(connection)
+    except OSError as e:
+        if isinstance(e, Unavailable):
+            raise
+        raise Unavailable(f"cannot write beside the store {connection.filename}: {e}") from e
+
+
+def _reindex(connection: apsw.Connection) -> None:
+    _check_length(connection)
     put_in_order(connection)
     indexes = "SELECT name, tbl_name FROM sqlite_schema WHERE type = 'index'"
     for name, table in connection.execute(indexes).fetchall():
@@ -40,6 +50,24 @@ def reindex(connection: apsw.Connection) -> None:
                 take_over(connection, str(name))
     _note_names(connection)
     _give_back(connection)
+
+
+def _check_length(connection: apsw.Connection) -> None:
+    """Pages behind the last that a file counts are free room for SQLite, whatever is in them."""
+    path, size = Path(connection.filename), connection.pragma("page_size")
+    if path.stat().st_size <= connection.pragma("page_count") * size:
+        return
+    log, written_back = connection.wal_checkpoint()  # cuts off what was given back
+    if written_back < log:
+        raise Unavailable(
+            f"somebody reads an older state of the store {path}", hint="try again later"
+        )
+    there, counted = path.stat().st_size // size, connection.pragma("page_count")
+    if there > counted:
+        raise Corrupt(
+            f"the store {path} has {there} pages, and counts {counted} of them",
+            hint="put a backup back, or copy() to a new store what loads",
+        )
 
 
 def _twin(connection: apsw.Connection, name: str, table: str) -> str:
@@ -68,8 +96,6 @@ def _give_back(connection: apsw.Connection) -> None:
             connection.execute("VACUUM")
     except (apsw.CorruptError, apsw.ConstraintError):
         pass  # it is more than that; verify() tells
-    except OSError as e:
-        raise Unavailable(f"cannot write beside the store {path}: {e}") from e
 
 
 def _note_names(connection: apsw.Connection) -> None:

@@ -30,6 +30,7 @@ from holdfast.errors import UNREADABLE, Corrupt, UnsupportedFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_TAKEN = f"SELECT 1 FROM {TWIN} WHERE num = ?"  # noqa: S608
 _BEFORE = f"SELECT pos, body FROM {TWIN} WHERE pos < ? ORDER BY pos DESC LIMIT 1"  # noqa: S608
 _DISAGREE = """SELECT said.{key}, said.{column} FROM {table} said INDEXED BY {index}
 LEFT JOIN {table} own NOT INDEXED ON own.{key} = said.{key}
@@ -56,8 +57,6 @@ class _Table(NamedTuple):
     """Raises if a row is damaged."""
     repeated: Callable[[_Row], int | None] = lambda row: row.more
     """What the column `more` should be; or raises."""
-    spares: bool = True
-    """Whether the store can go on without rows that nobody finds: it knows that they are lost."""
 
     def has(self, row: _Row) -> bool:
         """Whether a row is where it belongs."""
@@ -70,8 +69,13 @@ class _Table(NamedTuple):
         more = columns.pop(0) if self.more and columns else None
         if len(columns) != 1 or type(found_by) is not bytes or type(columns[0]) is not bytes:
             return None
-        row = _Row(key, found_by, columns[0], more if type(more) is int else None)
+        row = _Row(key, found_by, columns[0], more if type(more) is int else self.instead)
         return row if self.has(row) else None
+
+    @property
+    def instead(self) -> int | None:
+        """Of a damaged value in the column `more`."""
+        return 0 if self.more == "uses" else None
 
     def homes(self, row: _Row) -> list[_Row]:
         """Where else it may belong, if one bit of its key is damaged."""
@@ -108,10 +112,10 @@ def _ancestor(row: _Row) -> int | None:
 _TABLES = (
     _Table("heads", rows.HEAD, "session"),
     _Table("items", rows.ITEMS),
-    _Table("operations", rows.OPERATION, spares=False),
-    _Table("tombs", rows.TOMB),  # what was deleted and not yet freed is there again
-    _Table("gaps", rows.GAP, more="ancestor", repeated=_ancestor, spares=False),
-    _Table("journal", rows.JOURNAL, spares=False),
+    _Table("operations", rows.OPERATION),
+    _Table("tombs", rows.TOMB),
+    _Table("gaps", rows.GAP, more="ancestor", repeated=_ancestor),
+    _Table("journal", rows.JOURNAL),
     _Table(
         *("sessions", rows.SESSION, "num", "name", "origin", records.session_address),
         check=lambda row: records.unseal_session(*row[:3]),
@@ -137,8 +141,6 @@ _UNSEALED = {
 
 def put_in_order(connection: apsw.Connection) -> None:
     """Every table that needs it, and whose rows are there or can be done without."""
-    with suppress(apsw.BusyError):
-        connection.wal_checkpoint()  # pages are looked for in the file
     for table in _TABLES:
         with mending(connection) as source:
             said = dict(_disagreements(source, table))
@@ -176,13 +178,13 @@ def _has_odd_rows(source: apsw.Connection, table: _Table, said: dict[int, bytes]
 
 def _select(table: _Table) -> str:
     found_by = as_bytes(table.found_by) if table.found_by else "x''"
-    instead = "0" if table.more == "uses" else "NULL"
+    instead = "NULL" if table.instead is None else table.instead
     more = f"iif(typeof({table.more}) = 'integer', {table.more}, {instead})"
     columns = f"{table.key}, {found_by}, {as_bytes('body')}, {more if table.more else 'NULL'}"
     return f"SELECT {columns} FROM {table.name} NOT INDEXED"  # noqa: S608
 
 
-def _keys(source: apsw.Connection, table: _Table) -> list[Any]:
+def _keys(source: apsw.Connection, table: _Table, *, spares: bool) -> list[Any]:
     """In the order of the tree; from both ends, if not all of it can be read."""
     ends: list[list[Any]] = []
     for order in ("", f" ORDER BY {table.key} DESC"):
@@ -193,7 +195,7 @@ def _keys(source: apsw.Connection, table: _Table) -> list[Any]:
             for (key,) in source.execute(sql):
                 found.append(key)
         except apsw.CorruptError:
-            if not table.spares:
+            if not spares:
                 raise
         else:
             return found[::-1] if order else found
@@ -217,20 +219,32 @@ def _readable(
 
 
 class _Judge:
-    """Tells rows from what was removed and can still be seen in a damaged tree, or in pages."""
+    """Tells rows from what was removed and can still be seen in a damaged tree, or in pages.
+
+    Items and blobs that were removed are only garbage: what is at their address never changes. Of
+    checkpoints and sessions the index tells.
+    """
 
     def __init__(self, source: apsw.Connection, table: _Table, *, sound: bool) -> None:
         self._source, self._table, self._sound = source, table, sound
-        self.listed: set[int] | None = None
-        """The keys that the index of a damaged table has, if there is one that can be read."""
+        self.salvages = not sound and table.name in {"items", "blobs"}
+        """Whether rows may be taken from pages."""
+        self._listed: set[int] | None = None
         self._believed = False
-        if table.found_by is not None and not sound:
-            self.listed = self._keys_of_index()
-            self._believed = self.listed is not None and self._only_rows_are_damaged()
+        if table.name in {"checkpoints", "sessions"} and not sound:
+            self._listed = self._keys_of_index()
+            self.salvages = self._listed is not None
+            self._believed = self._listed is not None and self._only_rows_are_damaged()
         self._named = f"""SELECT 1 FROM {table.name} INDEXED BY sqlite_autoindex_{table.name}_1
         WHERE {table.found_by} = ? AND {table.key} = ?"""  # noqa: S608
 
+    @property
+    def spares(self) -> bool:
+        """Whether the table can be made anew without rows that cannot be read."""
+        return self.salvages or self._table.name in {"heads", "tombs"}
+
     def _keys_of_index(self) -> set[int] | None:
+        """None if it cannot be read."""
         index = f"sqlite_autoindex_{self._table.name}_1"
         sql = f"SELECT {self._table.key} FROM {self._table.name} INDEXED BY {index}"  # noqa: S608
         try:
@@ -250,19 +264,17 @@ class _Judge:
 
     def is_there(self, row: _Row) -> bool:
         """Whether a sealed row of the tree was not removed, as far as anything tells."""
-        if self._sound:
-            return True
-        if self._table.name == "tombs":
+        if self._table.name == "tombs" and not self._sound:
             return False  # what is deleted once more by mistake would be freed
         return not self._believed or self._is_named(row)
 
     def is_left(self, row: _Row) -> bool:
-        """Whether one that is only seen in a page was not. Of items it is all the same."""
-        return self._table.name == "items" or (self.listed is not None and self._is_named(row))
+        """Whether one that is only seen in a page was not."""
+        return self._listed is None or self._is_named(row)
 
     def may_be_one(self, row: _Row) -> bool:
         """Whether there was a row where one is that has no seal."""
-        return not self._believed or row.key in (self.listed or ())
+        return not self._believed or row.key in (self._listed or ())
 
     def _is_named(self, row: _Row) -> bool:
         return self._source.execute(self._named, (row.found_by, row.key)).get is not None
@@ -286,12 +298,12 @@ def _make_anew(
     if table.name == "items" and not sound:
         put = _set_aside
         connection.execute("CREATE TEMP TABLE aside (many INTEGER, pos INTEGER, body BLOB)")
-    keys = _keys(source, table)
+    keys = _keys(source, table, spares=judge.spares)
     around = [-1, *keys, 1 << 63]
     astray, damaged = [], []
     done: set[bytes] = set()
     select, back = _select(table), f"{table.key} DESC"
-    for n, found in _readable(source, select, back, len(keys), spares=table.spares):
+    for n, found in _readable(source, select, back, len(keys), spares=judge.spares):
         row = table.mended(_Row(*found), said)
         if table.has(row):
             if (table.found_by and row.found_by in done) or not judge.is_there(row):
@@ -303,10 +315,11 @@ def _make_anew(
             astray.append(homes)
         elif around[n] < row.key < around[n + 2]:
             damaged.append(row)
-    if not sound and (table.name == "items" or judge.listed is not None):
+    if judge.salvages:
         for row in filter(None, map(table.sighted, sightings(source))):
-            if judge.is_left(row):
-                put(connection, table, table.mended(row, said))
+            known = table.found_by and row.found_by in done
+            if not known and judge.is_left(row) and put(connection, table, table.mended(row, said)):
+                done.add(row.found_by)
     if put is _set_aside:
         _put_largest_first(connection, table)
     for homes in astray:
@@ -335,7 +348,9 @@ def _put_largest_first(connection: apsw.Connection, table: _Table) -> None:
 
 
 def _put(connection: apsw.Connection, table: _Table, row: _Row) -> bool:
-    """False if another row has its key."""
+    """False if another row has its key; but a blob takes any that is free."""
+    if table.name == "blobs" and connection.execute(_TAKEN, (row.key,)).get:
+        row = row._replace(key=None)  # type: ignore[arg-type]
     given = zip((table.key, table.found_by, "body", table.more), row, strict=True)
     ours = {column: value for column, value in given if column is not None}
     values = ", ".join("?" * len(ours))
