@@ -66,7 +66,7 @@ def edit(rng: random.Random, state: dict[str, Any], i: int) -> dict[str, Any]:
     return state | {"log": log}
 
 
-@pytest.mark.parametrize("seed", seeds(4, torture=12))
+@pytest.mark.parametrize("seed", seeds(2, torture=12))
 def test_what_is_left_loads_as_before(store: holdfast.Store, seed: int) -> None:
     rng = random.Random(seed)
     sessions = [store.session("a"), store.session("b", agent="x")]
@@ -211,10 +211,9 @@ def test_spans() -> None:
             )
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["same handle", "new handle"])
 @pytest.mark.parametrize(
-    ("window", "end"),
-    [*[(20, end) for end in range(65, 137, 34)], *[(100, end) for end in range(125, 190, 52)]],
+    ("window", "end", "again"),
+    [(20, 65, True), (20, 99, False), (20, 133, True), (100, 125, False), (100, 177, True)],
 )
 def test_a_stream_goes_on_after_its_small_packs_were_packed(
     store: holdfast.Store, window: int, end: int, again: bool
@@ -234,8 +233,9 @@ def test_a_stream_goes_on_after_its_small_packs_were_packed(
         session = store.session("s")
     for n in range(end, 260):
         session.save({"log": log[max(0, n - window) : n]})
-        assert session.load() == {"log": log[max(0, n - window) : n]}
-        _nothing_is_stored_twice(store)
+        if n < end + LOOSE_ITEMS or not n % 5:
+            assert session.load() == {"log": log[max(0, n - window) : n]}
+            _nothing_is_stored_twice(store)
     report = store.verify(read_data=True)
     assert report.ok, str(report)
     for checkpoint in session.tree():
@@ -361,7 +361,7 @@ def before(backend: Any, what: str, act: Callable[[], object]) -> Iterator[None]
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", seeds(3, torture=20))
+@pytest.mark.parametrize("seed", seeds(2, torture=20))
 def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second frees everything between the first's looking and its writing."""
     rng = random.Random(seed)
@@ -378,7 +378,7 @@ def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("what", ["sweep", "trim"])
-@pytest.mark.parametrize("seed", seeds(3, torture=10))
+@pytest.mark.parametrize("seed", seeds(2, torture=10))
 def test_people_work_while_gc_runs(home: Home, what: str, seed: int) -> None:
     """They fork, delete, take that back and save between gc's looking and its writing."""
     rng = random.Random(seed)

@@ -16,6 +16,7 @@ import holdfast
 from holdfast import diff
 from holdfast.codec import streams, values
 from tests.exact import fresh, opened
+from tests.seeds import seeds
 from tests.test_layout import containers, message, mutate, text
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def edited(session: holdfast.Session) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, torture=4))
 def test_a_diff_applied_gives_the_newer_state(
     kind: str, seed: int, tmp_path: Path, rounds: Any
 ) -> None:

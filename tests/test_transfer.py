@@ -88,7 +88,7 @@ def facts(store: holdfast.Store, names: list[str] | None = None) -> dict[str, An
     return out
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, torture=8))
 def test_a_copy_is_the_same(home: Home, other: Home, seed: int) -> None:
     rng = random.Random(seed)
     for part in range(3):  # what is new comes along the next time

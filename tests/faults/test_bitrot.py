@@ -29,7 +29,7 @@ subject = functools.cache(subjects.subject)
 def test_flipped_bits_of_the_main_file(rounds, part):
     known = subject(closed=True)
     data = known.files[MAIN]
-    damages = bitrot.flips(data, rounds(700, torture=min(FLIPS, len(data) * 8)))[part::PARTS]
+    damages = bitrot.flips(data, rounds(560, torture=min(FLIPS, len(data) * 8)))[part::PARTS]
     report = bitrot.campaign(known, MAIN, damages, subjects.original_or_error)
     print(report)
     assert report.tried == len(damages)
@@ -121,7 +121,7 @@ def test_repair_after_damage_to_what_leads_to_pages(rounds, script):
     """What is behind it may be lost, and its table closed to new rows: but nothing more."""
     known = subject(closed=True, script=script)
     places = bitrot.cell_heads(known.files[MAIN], interior=True)
-    damages = bitrot.some(places, rounds(60 if script == "small" else 8, torture=min(FLIPS, 2000)))
+    damages = bitrot.some(places, rounds(60 if script == "small" else 4, torture=min(FLIPS, 2000)))
     check = functools.partial(subjects.repaired, hides=True)
     report = bitrot.campaign(known, MAIN, damages, check)
     print(report)

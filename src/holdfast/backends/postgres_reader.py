@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.backends.postgres_link import Link, Target
+    from holdfast.errors import HoldfastError
 
+_ENDED = "25P02"  # of a transaction in which a statement has failed
 COUNTED = (
     "items", "blobs", "checkpoints", "sessions", "operations", "marks", "tombs", "gaps", "journal",
 )  # fmt: skip
@@ -50,6 +52,8 @@ class PostgresReader(Reader):
 
     def __init__(self, link: Link, target: Target, renew: Callable[[], Link] | None = None) -> None:
         self._link, self._target, self._renew = link, target, renew
+        self._failed: HoldfastError | None = None
+        """What has ended the transaction, and is why the next statements fail."""
 
     def _all(self, query: str, *bindings: Any) -> list[Any]:
         try:
@@ -57,7 +61,9 @@ class PostgresReader(Reader):
         except psycopg.Error as e:
             renew, self._renew = self._renew, None
             if renew is None or not is_cut(e):
-                raise self._target.error(e) from e
+                if self._failed is None or e.sqlstate != _ENDED:
+                    self._failed = self._target.error(e)
+                raise self._failed from e
             self._link = renew()
             return self._all(query, *bindings)
         self._renew = None
