@@ -65,13 +65,15 @@ def campaign(
     durability: str = "full",
     sabotage: Callable[[], None] | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
-    seconds: float = 120.0,
+    seconds: float | None = None,
     enough: Callable[[], bool] = lambda: True,
 ) -> Report:
     """Let writers work `through` a proxy, say, and then look at what there is at `url`.
 
-    They take so many steps, and more until they see that it is `enough`.
+    They take so many steps, and more until they see that it is `enough`. Who has not done so
+    within `seconds` hangs.
     """
+    patience = max(120.0, 2.0 * steps) if seconds is None else seconds
     holdfast.open(url, create=True).close()
 
     def start(number: int) -> processes.Child:
@@ -89,7 +91,7 @@ def campaign(
     children = [start(number) for number in range(writers)]
     ledger, report = Ledger(), Report()
     with meanwhile or nullcontext():
-        statuses = [child.finish(seconds) for child in children]
+        statuses = [child.finish(patience) for child in children]
     for child, status in zip(children, statuses, strict=True):
         if status:
             report.failures.append(f"  a writer ended with {status}")
