@@ -208,7 +208,7 @@ def test_threads_that_fork_at_once(tmp_path: Path) -> None:
     stores = [holdfast.open(tmp_path / f"{n}.db", durability="normal") for n in range(4)]
 
     def fork() -> None:
-        for _ in range(100):
+        for _ in range(50):
             pid = os.fork()
             if not pid:
                 os._exit(0)

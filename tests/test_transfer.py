@@ -175,7 +175,7 @@ def copied_in_part(home: Home, other: Home, after: int) -> None:
         home.store.copy(other.store)
 
 
-@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("after", seeds(3, torture=6))
 def test_an_interrupted_copy_goes_on(
     home: Home, other: Home, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
