@@ -1,27 +1,39 @@
 # Needs only Python >= 3.11 and make: every target sets up what it uses.
 VENV ?= .venv
-PY := $(VENV)/bin/python
+PY := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts/python.exe,bin/python)
 # PYTHON=/path/to/python chooses the interpreter for a new environment.
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 # command:package pairs that some tests use
 TOOLS := strace:strace faketime:faketime jq:jq chromium:chromium
+# tests that need nothing of POSIX, nor PostgreSQL
+PORTABLE := $(addprefix tests/,$(addsuffix .py,test_architecture test_ids test_telemetry format/test_layout \
+    history/test_append storage/sqlite/test_wal))
 ARGS ?=
+# QUICK= makes `make check` run the slow tests, too
+QUICK ?= --quick
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format docs screenshots bench torture tools clean
+.PHONY: help demo check test portable lint format docs screenshots bench torture pregel tools clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-base ## an agent is killed and goes on, with real output
+demo: $(VENV)/.installed-base ## an agent is killed and continues, with real output
 	@$(PY) -m holdfast demo
+
+check: lint ## lint, types and the quick tests (two minutes): the inner loop
+	@echo "==> pytest"
+	@$(PY) -m pytest -n 2 --dist worksteal $(QUICK) --ignore tests/faults --ignore tests/web/browser $(ARGS)
 
 test: lint tools ## lint, types and every test (ARGS="-k name" narrows it)
 	@echo "==> pytest"
 	@$(PY) -m pytest -n logical --dist worksteal --durations 5 $(ARGS)
+
+portable: $(VENV)/.installed-dev ## the few tests that also run on Windows
+	@$(PY) -m pytest -n 2 $(PORTABLE) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	@echo "==> ruff check"
@@ -40,7 +52,7 @@ docs: $(VENV)/.installed-dev ## make what the pages show of the project, and bui
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "build/docs/index.html"
 
-screenshots: $(VENV)/.installed-dev tools ## take the pictures of the viewer anew
+screenshots: $(VENV)/.installed-dev tools ## take the pictures of the viewer again
 	@$(PY) -m docs.making.screens
 
 bench: $(VENV)/.installed-bench tools ## measure against the peer (ARGS are passed on)
@@ -48,6 +60,12 @@ bench: $(VENV)/.installed-bench tools ## measure against the peer (ARGS are pass
 
 torture: $(VENV)/.installed-dev tools ## every test with its long campaigns (hours)
 	@$(PY) -m pytest --torture --timeout 0 -n logical --dist worksteal --durations 20 $(ARGS)
+
+pregel: ## LangGraph's own tests with our saver (TESTS=folder of its sdist), in an environment of their own
+	@$(MAKE) -s VENV=build/pregel build/pregel/.installed-langgraph
+	@build/pregel/bin/python -m pip install -qq langgraph-checkpoint-postgres langgraph-checkpoint-sqlite \
+	    'psycopg[binary,pool]' pycryptodome pytest pytest-mock pytest-xdist redis syrupy
+	@build/pregel/bin/python tests/adapters/pregel.py $(TESTS) $(ARGS)
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

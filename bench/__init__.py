@@ -1,4 +1,4 @@
-"""Measures what holdfast costs, beside raw SQLite and beside LangGraph's SQLite saver.
+"""Measure the cost of holdfast, next to raw SQLite and LangGraph's SQLite saver.
 
-Run ``python -m bench``; every ratio is taken within one run, both sides in turn.
+Run ``python -m bench``. The two sides of a ratio are measured in the same run, in turn.
 """

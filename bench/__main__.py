@@ -1,4 +1,4 @@
-"""``python -m bench``: measure, print the table, write the page and the picture."""
+"""``python -m bench``: run the measures, print the table, write the page and the chart."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from . import (
     concurrency,
     disk,
     files,
+    gc,
     graphs,
-    keeping,
     latency,
     memory,
-    moving,
     plot,
     postgres,
     processes,
-    reading,
-    reclaiming,
+    reads,
     report,
+    retention,
     runs,
-    searching,
+    search,
     steps,
+    transfer,
     viewer,
 )
 from .lab import Lab, Row
@@ -37,34 +37,37 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "disk-appends": disk.appends,
     "runs": runs.every_message,
     "append-length": latency.append_by_length,
+    "append-tiny": latency.append_tiny,
     "append-raw": latency.append_against_raw,
     "steps": steps.steps,
     "save-large": latency.save_large,
     "save-small": latency.save_small,
-    "load": reading.load,
-    "fork": reading.fork,
+    "load": reads.load,
+    "fork": reads.fork,
     "disk-forks": disk.forks,
-    "diff": reading.diff,
+    "diff": reads.diff,
     "disk-window": disk.sliding_window,
     "disk-edit": disk.append_and_edit,
     "disk-replace": disk.random_replace,
     "disk-files": disk.files_in_dict,
-    "history": reading.history,
+    "history": reads.history,
     "memory": memory.many_sessions,
     "threads": concurrency.threads,
     "loop": concurrency.loop,
     "processes": processes.own_sessions,
-    "gc": reclaiming.gc,
-    "plan": keeping.plan,
-    "retention": keeping.automatic,
-    "find": searching.find,
+    "gc": gc.collect,
+    "erasure": gc.erasure,
+    "plan": retention.plan,
+    "retention": retention.automatic,
+    "find": search.find,
     "files-append": files.append,
     "files-saves": files.full_saves,
-    "copy": moving.copy,
+    "copy": transfer.copy,
     "start": commands.start,
     "graph": graphs.run,
     "graph-history": graphs.history,
     "viewer": viewer.first_view,
+    "export": viewer.export,
     **postgres.MEASURES,
 }
 
@@ -88,23 +91,25 @@ def main() -> int:
     print(report.table(rows))
     missed = [row for row in rows if row.passed is False]
     if missed:
-        print(f"{len(missed)} of {len(rows)} bars missed", file=sys.stderr)
+        print(f"{len(missed)} of {len(rows)} limits missed", file=sys.stderr)
     elif options.quick:
-        print("quick sizes: numbers only, the bars were not judged", file=sys.stderr)
+        print("quick sizes: the limits were not checked", file=sys.stderr)
     return 1 if missed else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under a minute, no bars")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, no limits: under a minute"
+    )
     parser.add_argument(
         "--only", action="append", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES)
     )
-    parser.add_argument("--data", type=Path, help="real runs: message lists as JSON, maybe gzipped")
+    parser.add_argument("--data", type=Path, help="real runs: message lists as JSON or .json.gz")
     parser.add_argument(
         "--full-peer", action="store_true", help="let the peer save all 2,000 states (2.4 GB)"
     )
-    parser.add_argument("--out", type=Path, help="where to write the page and the picture")
+    parser.add_argument("--out", type=Path, help="folder for the page and the chart")
     options = parser.parse_args()
     if options.out is None and not (options.quick or options.only):
         options.out = Path(__file__).parents[1] / "docs"

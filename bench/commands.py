@@ -1,4 +1,4 @@
-"""How soon the command line answers: a bare interpreter with SQLite, --help, and a first screen."""
+"""Start time of the command line: of --help and log, next to a bare interpreter with SQLite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMAND = "from holdfast.__main__ import main; main()"
 
 
 def start(lab: Lab) -> list[Row]:
-    """Processes, each with its modules compiled once before, as an installed package has them."""
+    """Time new processes. Their modules are compiled first, as in an installed package."""
     compiled = {
         "PYTHONPYCACHEPREFIX": str(lab.path("compiled").parent),
         "PYTHONDONTWRITEBYTECODE": "",

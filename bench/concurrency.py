@@ -1,4 +1,4 @@
-"""Many sessions at once, with durable appends: in threads, and on one event loop."""
+"""Durable appends to many sessions at once, in threads and on one event loop."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ Shares = list[list[Message]]
 
 
 class Pulse:
-    """A loop with a heart, and how late that was in each round at worst.
+    """Measures how long an event loop is blocked while it does some work.
 
-    `busy` is how long the loop's own thread computed between two beats, at most: what else holds a
-    loop up is the machine, or a thread that has the interpreter's lock.
+    A task wakes up every `BEAT` seconds. `worst` holds its longest delay in each round. `busy` is
+    the longest time that the loop's own thread computed between two beats. If `worst` is much
+    longer, the machine was busy, or another thread held the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -41,10 +42,10 @@ class Pulse:
 
     async def during(self, work: Awaitable[object]) -> None:
         late: list[float] = []
-        heart = asyncio.ensure_future(self._beat(late))
+        beats = asyncio.ensure_future(self._beat(late))
         await work
-        await asyncio.sleep(2 * BEAT)  # a beat that is late has its say
-        heart.cancel()
+        await asyncio.sleep(2 * BEAT)  # so that a late beat still counts
+        beats.cancel()
         self.worst.append(max(late))
 
     async def _beat(self, late: list[float]) -> None:
@@ -62,27 +63,27 @@ class Side(Protocol):
     pulse: Pulse
 
     def appends(self, messages: list[Message]) -> Work:
-        """Append these, the same number in each session."""
+        """Return a call that appends the messages, the same number to each session."""
         ...
 
     def watched(self, messages: list[Message]) -> Work:
-        """The same, beside a loop with a heart."""
+        """Return the same call, measured by `pulse` at the same time."""
         ...
 
     def close(self) -> None: ...
 
 
 class Threads:
-    """A store with so many sessions, which a pool of threads appends to.
+    """A pool of threads that append to the sessions of one store.
 
-    Watched, it is a control: the loop has nothing to do with it.
+    `watched` serves as a control, because the event loop takes no part in the appends.
     """
 
     def __init__(self, path: Path, sessions: int, *, off: bool = False) -> None:
         self._path = path
         self._store = open_store(path)
-        if off:  # as if the disk took no time
-            self._store.backend._writer.execute("PRAGMA synchronous=OFF")  # type: ignore[attr-defined]
+        if off:  # imitates a disk that takes no time
+            self._store._repository.backend._writer.execute("PRAGMA synchronous=OFF")  # type: ignore[attr-defined]
         self._sessions = [self._store.session(f"session-{i}") for i in range(sessions)]
         self._first: list[Message] = []
         self._pool = ThreadPoolExecutor(min(sessions, THREADS))
@@ -113,7 +114,7 @@ def _append(session: holdfast.Session, messages: list[Message]) -> None:
 
 
 class Loop:
-    """A store with so many sessions on one event loop."""
+    """Tasks on one event loop that append to the sessions of one store."""
 
     def __init__(self, path: Path, sessions: int) -> None:
         self._path = path
@@ -140,7 +141,6 @@ class Loop:
         return lambda: self._run(self.pulse.during(self._work(shares)))
 
     async def _work(self, shares: Shares) -> None:
-        """All sessions at once."""
         await asyncio.gather(*map(self._append, self._sessions, shares))
 
     @staticmethod
@@ -155,12 +155,12 @@ class Loop:
 
 
 def _deal(messages: list[Message], sessions: int) -> Shares:
-    gc.freeze()  # not scanned for garbage while a loop waits: they are the benchmark's own
+    gc.freeze()  # keep the cyclic gc from scanning the messages while the loop is measured
     return [messages[i::sessions] for i in range(sessions)]
 
 
 class Contest:
-    """Sides that append so many messages each, in turn."""
+    """Runs several sides in turn. `counts` says how many messages each of them appends."""
 
     def __init__(self, lab: Lab, counts: dict[str, int], sides: Mapping[str, Side]) -> None:
         self._counts, self._sides = counts, sides
@@ -177,13 +177,13 @@ class Contest:
         return lambda _: work(self._some(name))
 
     def rates(self) -> dict[str, list[float]]:
-        """Appends per second of each side in each round."""
+        """Return the appends per second of each side, by round."""
         arms = {name: self._arm(name, side.appends) for name, side in self._sides.items()}
         taken = interleave(self._rounds, **arms)
         return {name: [self._counts[name] / t for t in series] for name, series in taken.items()}
 
     def watch(self, rest: float) -> Pulse:
-        """As many rounds again, with hearts; and one beside which nothing goes on."""
+        """Repeat the rounds and measure the loops. Return the pulse of an idle loop."""
         idle = Pulse()
         arms = {name: self._arm(name, side.watched) for name, side in self._sides.items()}
         arms["idle"] = lambda _: lambda: idle.runner.run(idle.during(asyncio.sleep(rest)))
@@ -223,7 +223,7 @@ def threads(lab: Lab) -> list[Row]:
     return [
         lab.row(
             f"{THREADS} threads, a session each, durable `append`s",
-            "≥ 3 × what one thread does, or ≥ 70 % of what they do with `synchronous=OFF`",
+            "≥ 3 × the rate of one thread, or ≥ 70 % of their rate with `synchronous=OFF`",
             f"{gain} one thread; {_share(share)} of OFF ({_rate(rates['many'])}; "
             f"one thread {_rate(rates['one'])}; OFF {_rate(rates['off'])})",
             passed=gain.middle >= 3 or share.middle >= 0.7,
@@ -239,21 +239,21 @@ def loop(lab: Lab) -> list[Row]:
         rates = contest.rates()
         idle = contest.watch(lab.pick(0.4, 0.1))
     share = Ratio.of(rates["ours"], rates["threads"])
-    # Where a loop stands still that has nothing to do with us, nobody can tell why ours did.
+    # If an unrelated loop was blocked as long, the cause is the machine, not holdfast.
     quiet = max(*control.pulse.worst, *idle.worst) <= STALL
     still = max(ours.pulse.worst) > STALL
     return [
         lab.row(
             f"{ON_LOOP} sessions on one event loop, durable `append`s",
-            f"≥ 80 % of what {THREADS} threads do with as many sessions",
+            f"≥ 80 % of the rate of {THREADS} threads with as many sessions",
             f"{_share(share)} ({_rate(rates['ours'])}; threads {_rate(rates['threads'])})",
             passed=share.middle >= 0.8,
         ),
         lab.row(
-            "Longest time that such a loop stood still",
-            "≤ 20 ms; not judged where loops without holdfast stand still as long",
-            f"{ours.pulse}, of which it computed {duration([ours.pulse.busy])} at most; "
-            f"beside the threads {control.pulse}; with nothing going on {idle}",
+            "Longest time that this event loop was blocked",
+            "≤ 20 ms; not judged if a loop without holdfast was blocked as long",
+            f"{ours.pulse}, with at most {duration([ours.pulse.busy])} of computing at a time; "
+            f"a loop next to the threads {control.pulse}; an idle loop {idle}",
             passed=None if still and not quiet else not still,
         ),
     ]

@@ -1,4 +1,4 @@
-"""What checkpoints cost on disk: the size of all files of a store after it was closed."""
+"""Disk space of checkpoints: the size of all files of a closed store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def full_saves(lab: Lab) -> list[Row]:
 
 
 def _at_end(sizes: dict[int, int], growth: Growth) -> tuple[int, float]:
-    """The last size, and what it is in terms of the JSON of the state at that step."""
+    """Return the last size, and its ratio to the JSON size of the state at that step."""
     step = max(sizes)
     return sizes[step], sizes[step] / growth.json[step]
 

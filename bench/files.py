@@ -1,4 +1,4 @@
-"""Stores of plain files: what an append costs above its system calls, and what lies on the disk."""
+"""Stores of plain files: an append against its bare system calls, and the size on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .timing import Ratio, duration, interleave
 
 
 class Bare:
-    """A line to each of two files, both synced; and a file by temp, fsync, rename, fsync."""
+    """The bare system calls of an append: two synced lines, and a file synced and renamed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ def full_saves(lab: Lab) -> list[Row]:
             session.save({"messages": messages})
     with holdfast.open(f"files:{root}") as store:
         if store.session("saves").load() != {"messages": messages}:
-            raise AssertionError("what was loaded is not what was saved")
+            raise AssertionError("the loaded state differs from the saved one")
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     wanted = json_size({"messages": messages})
     return [

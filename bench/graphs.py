@@ -1,4 +1,4 @@
-"""LangGraph's graphs: a long run on its SQLite saver, on ours, and on none; and its history."""
+"""LangGraph: a long run with its SQLite saver, with ours and with none; and its history."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAVERS: dict[str, Callable[[Path], Any]] = {"peer": _peer, "ours": HoldfastSaver
 
 
 def _graph(saver: Any, texts: list[str]) -> Any:
-    """Two nodes in turn, each of which says the next text."""
+    """Return a graph of two nodes that take turns, each adding the next text."""
 
     def say(state: State) -> Any:
         return {"messages": [("ai", texts[len(state["messages"]) - 1])]}
@@ -73,7 +73,7 @@ def _texts(count: int) -> list[str]:
 
 
 def run(lab: Lab) -> list[Row]:
-    """A plain add_messages graph, one message of about 1 KB in each superstep."""
+    """Measure an add_messages graph with one message of about 1 KB per superstep."""
     texts = _texts(lab.pick(1_000, 50))
     taken: dict[str, list[float]] = {"none": [], "peer": [], "ours": []}
     sizes: dict[str, int] = {}
@@ -113,7 +113,7 @@ def run(lab: Lab) -> list[Row]:
 
 
 def history(lab: Lab) -> list[Row]:
-    """get_state_history, all of it."""
+    """Measure a complete get_state_history."""
     texts = _texts(lab.pick(900, 50))
     times: dict[str, list[float]] = {"peer": [], "ours": []}
     peaks: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""One growing conversation, saved in full after every message by both sides in turn."""
+"""A growing conversation, saved in full after every message, by both sides in turn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ THREAD = "grown"
 
 @dataclass
 class Growth:
-    """Seconds of every step, and bytes after some of them, by number of messages."""
+    """The seconds of every step, and the bytes on disk after some steps, by number of messages."""
 
     steps: int
     peer_path: Path
-    peer_middle: Config | None = None  # the peer's first checkpoint beyond half of the steps
+    peer_middle: Config | None = None  # the peer's first checkpoint in the second half of the steps
     disk: dict[int, int] = field(default_factory=dict)
     peer_disk: dict[int, int] = field(default_factory=dict)
     json: dict[int, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Growth:
 
 
 def grow(path: Path, append_path: Path, peer_path: Path, steps: int, peer_steps: int) -> Growth:
-    """The stores are closed and opened again wherever they are weighed."""
+    """Save the conversation step by step. Stores are closed while their size is measured."""
     marks = {steps * share // 100 for share in (1, 2, 5, 10, 15, 25, 35, 50, 70, 85, 100)}
     growth = Growth(steps, peer_path)
     store, append_store, peer = open_store(path), open_store(append_path), Peer(peer_path)

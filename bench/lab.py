@@ -1,4 +1,4 @@
-"""What the measures share: options, a folder that is removed at the end, and stores built once."""
+"""The environment of the measures: options, a temporary folder, and stores that are built once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``passed`` is None when it cannot be judged: sizes were too small,
-    or the machine too busy."""
+    """One line of the table.
+
+    ``passed`` is None if the limit was not checked: sizes were small, or the machine was busy.
+    """
 
     measure: str
     bar: str
@@ -27,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Long:
-    """A session of many appends, one message each."""
+    """A store with one session of many appends, one message each."""
 
     path: Path
     steps: int
@@ -46,11 +48,11 @@ class Lab:
         return quick if self._quick else full
 
     def row(self, measure: str, bar: str, measured: str, *, passed: bool | None) -> Row:
-        """Bars hold for full sizes only; a quick run shows numbers without judging them."""
+        """Return a row of the table. Limits are checked at full sizes only."""
         return Row(measure, bar, measured, None if self._quick else passed)
 
     def path(self, name: str) -> Path:
-        """Where a store may be made; each has a folder of its own."""
+        """Return a path for a new store, in a separate folder."""
         folder = self._root / name
         folder.mkdir()
         return folder / "store.db"

@@ -15,7 +15,7 @@ MB = 1e6
 
 
 def many_sessions(lab: Lab) -> list[Row]:
-    """Measured in a process of its own, which neither built the store nor holds a corpus."""
+    """Measure in a separate process, which did not build the store and holds no messages."""
     count = lab.pick(1_000, 50)
     path = lab.path("memory")
     _child("build", path, count)

@@ -1,7 +1,7 @@
-"""Agent messages for the benchmarks: varied, realistic in size and compressibility, repeatable.
+"""Agent messages for the benchmarks: varied, repeatable, realistic in size and compressibility.
 
-The text comes from the standard library's own source. Docstrings become what people and models
-say, code becomes what tools return, and no paragraph is used twice before some 20 MB are used up.
+The text comes from the source of the standard library. Docstrings become the messages of people and
+models, and code becomes the results of tools. No paragraph occurs twice within about 20 MB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHARE = {"user": 0.5, "call": 0.6, "result": 1.45, "answer": 1.0}
 
 @functools.cache
 def corpus() -> tuple[str, str]:
-    """All prose (docstrings) and all code of the standard library, each paragraph once."""
+    """Return the prose (docstrings) and the code of the standard library, each paragraph once."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in sorted(root.rglob("*.py")) if _SKIPPED.isdisjoint(path.parts)]
     random.Random(0).shuffle(files)
@@ -53,7 +53,7 @@ def _add_new_paragraphs(text: str, to: list[str], seen: set[str]) -> None:
 
 
 class Writer:
-    """Writes messages, records and files; one seed always gives the same ones."""
+    """Writes messages, records and files. The same seed always gives the same ones."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -62,7 +62,7 @@ class Writer:
         self._code = _Reader(code, self._random.randrange(len(code)))
 
     def conversation(self, count: int, size: int = 1200) -> Iterator[Message]:
-        """``count`` messages of about ``size`` bytes: questions, calls, results, answers."""
+        """Yield ``count`` messages of about ``size`` bytes: questions, calls, results, answers."""
         kind = "user"
         call_id = ""
         for _ in range(count):
@@ -110,7 +110,7 @@ class Writer:
         }
 
     def record(self, size: int) -> Message:
-        """A small structured value, as in a task list."""
+        """Return a small structured value, as in a task list."""
         return {
             "id": self._id("task_"),
             "done": self._random.random() < 0.5,
@@ -125,7 +125,7 @@ class Writer:
         return self._code.take(max(size, 20), exact)
 
     def runs(self, count: int) -> list[list[Message]]:
-        """Whole runs shaped like those of a customer-service agent: one long shared system
+        """Return runs shaped like those of a customer-service agent: one long shared system
         prompt, short turns, tool results of up to 9 KB, 6 to 62 messages."""
         system = {"role": "system", "content": self.prose(6200)}
         return [[system, *self._short_turns()] for _ in range(count)]
@@ -148,7 +148,7 @@ class Writer:
 
 
 class _Reader:
-    """Hands out a long text piece by piece, starting anywhere and going round at the end."""
+    """A long text, read piece by piece from any position, and from the start again at its end."""
 
     def __init__(self, text: str, position: int) -> None:
         self._text = text
@@ -167,7 +167,7 @@ class _Reader:
 
 
 def read_runs(path: Path) -> list[list[Message]]:
-    """Real runs: a JSON list of message lists, or of objects that hold them as ``traj``."""
+    """Read real runs: a JSON list of message lists, or of objects that hold them as ``traj``."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         runs = json.load(file)
@@ -175,5 +175,5 @@ def read_runs(path: Path) -> list[list[Message]]:
 
 
 def json_size(value: object) -> int:
-    """Bytes of the value as compact JSON, the unit in which the bars are stated."""
+    """Return the bytes of the value as compact JSON, the unit of many limits."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())

@@ -1,7 +1,7 @@
-"""LangGraph's SQLite saver, driven through its own interface as its runtime drives it.
+"""LangGraph's SQLite saver, called through its interface as LangGraph's runtime calls it.
 
-Its runtime turns the messages of a state into message objects (`add_messages` does), so these are
-what the saver is given. Plain dicts are cheaper for it by far, and measured beside them.
+The runtime turns messages into message objects (in `add_messages`), so the saver gets such objects.
+Plain dicts are much cheaper for the saver. They are measured as well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Config = dict[str, Any]
 
 
 def as_objects(messages: Sequence[Message]) -> list[object]:
-    """The same messages as LangGraph holds them."""
+    """Return the messages as LangGraph's message objects."""
     return list(convert_to_messages(messages))
 
 
 class Peer:
-    """One database of the peer, WAL + synchronous=FULL."""
+    """A database of the peer, with WAL and synchronous=FULL."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Peer:
             raise RuntimeError(f"the peer is not in WAL + FULL but in {mode}, {level}")
 
     def put(self, thread: str, messages: Sequence[object]) -> Callable[[], object]:
-        """The put of a checkpoint, made ready; calling what is returned stores it."""
+        """Prepare the put of a checkpoint. The returned call stores it."""
         version = self._saver.get_next_version(self._versions.get(thread), None)
         self._versions[thread] = version
         step = self._steps[thread] = self._steps.get(thread, -1) + 1
@@ -67,13 +67,13 @@ class Peer:
         return lambda: self._saver.put(parent, checkpoint, metadata, new_versions)  # type: ignore[arg-type]
 
     def get(self, thread: str) -> Any:
-        """The newest state of a thread, decoded."""
+        """Return the newest state of a thread, decoded."""
         found = self._saver.get_tuple(_config(thread))  # type: ignore[arg-type]
         assert found is not None
         return found.checkpoint["channel_values"]
 
     def walk(self, thread: str, before: Config | None = None) -> int:
-        """List all checkpoints of a thread, keeping none; how many there were."""
+        """Iterate over all checkpoints of a thread, keep none, and return their number."""
         count = 0
         for _ in self._saver.list(_config(thread), before=before):  # type: ignore[arg-type]
             count += 1

@@ -1,4 +1,4 @@
-"""The picture: disk by step and save time by number of messages."""
+"""The chart: disk space and save time by number of messages."""
 
 from __future__ import annotations
 

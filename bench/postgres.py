@@ -1,9 +1,9 @@
 """PostgreSQL: a save against a raw insert, many workers against pgbench, and against the peer.
 
-All on one server of our own on this machine, with everything that a crash needs left on. A worker
-appends to a session of its own as fast as it can; all are threads of one process with one store, or
-each is a process with its own. pgbench inserts rows as long as what an append writes, with as many
-clients.
+All measures use a temporary server on this machine, with all settings for crash safety on. Each
+worker appends to a separate session as fast as it can. The workers are threads of one process with
+one store, or processes with one store each. pgbench inserts rows of the same length as an append,
+with the same number of clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from tests.postgres import Server, programs
+from tests.support.postgres import Server, programs
 
 import holdfast
 
@@ -46,7 +46,7 @@ _SIZE = 1_000
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The address of a server of our own."""
+    """Start a temporary server and yield its address."""
     own = Server("max_wal_size=4GB", "shared_buffers=256MB", "autovacuum=on")
     try:
         yield own.url
@@ -59,10 +59,10 @@ def _open(url: str, schema: str, **options: Any) -> holdfast.Store:
 
 
 def append_against_raw(lab: Lab) -> list[Row]:
-    """At step 1 000 of a session; the raw insert has one row as long as what is appended.
+    """Measure saves at step 1 000 of a session, against an insert of one row of the same length.
 
-    What is judged is the one statement of an incremental save, so an append. A save of all messages
-    is shown beside it: it sends the same statement, after it has encoded and compared them all.
+    The limit concerns the one statement of an incremental save (an append). A save of all messages
+    is listed too. It sends the same statement, after it has encoded and compared all messages.
     """
     before, rounds = lab.pick((1_000, 1_000), (100, 100))
     messages = list(Writer(1).conversation(before + rounds, _SIZE))
@@ -107,7 +107,7 @@ def append_against_raw(lab: Lab) -> list[Row]:
 
 
 def _append_for(store: holdfast.Store, worker: int, seconds: float, gate: Any) -> list[float]:
-    """How long each append took, from when all workers are ready on."""
+    """Return the duration of each append. The workers start together."""
     messages = list(Writer(worker).conversation(200, _SIZE))
     session = store.session(f"{worker} {os.urandom(4).hex()}")
     for message in messages[:20]:
@@ -122,7 +122,7 @@ def _append_for(store: holdfast.Store, worker: int, seconds: float, gate: Any) -
 
 
 def _in_threads(url: str, workers: int, seconds: float) -> list[float]:
-    """Of one process, with one store; a session each."""
+    """Run the workers as threads of one process, with one store and a session each."""
     gate = threading.Barrier(workers)
     with _open(url, "workers") as store, ThreadPoolExecutor(workers) as pool:
         each = [pool.submit(_append_for, store, n, seconds, gate) for n in range(workers)]
@@ -130,7 +130,7 @@ def _in_threads(url: str, workers: int, seconds: float) -> list[float]:
 
 
 def _in_processes(url: str, workers: int, seconds: float) -> list[float]:
-    """Each with a store of its own, a session, and one connection that saves."""
+    """Run the workers as processes, each with a store, a session and one connection that saves."""
     context = multiprocessing.get_context("fork")
     gate, out = context.Barrier(workers), context.Queue()
 
@@ -148,7 +148,7 @@ def _in_processes(url: str, workers: int, seconds: float) -> list[float]:
 
 
 def _pgbench(url: str, workers: int, seconds: float, script: Path) -> float:
-    """Transactions per second."""
+    """Return the transactions per second."""
     command = [
         str(programs() / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={script}",
         f"--client={workers}", f"--jobs={min(workers, os.cpu_count() or 1)}",
@@ -167,11 +167,11 @@ _KINDS: dict[str, Callable[[str, int, float], list[float]]] = {
 
 
 def many_workers(lab: Lab) -> list[Row]:
-    """Every round has all counts and all kinds, so that a slow moment touches all alike."""
+    """Measure all counts and kinds in every round, so that a slow moment affects all of them."""
     seconds, rounds, counts = lab.pick((2.0, 3, _WORKERS), (1.0, 1, (1, 8)))
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     slowest: dict[tuple[str, int], list[float]] = defaultdict(list)
-    corpus()  # made once, for all children
+    corpus()  # built once for all children
     with server() as url, tempfile.TemporaryDirectory() as folder:
         script = _insert(url, Path(folder))
         for _ in range(rounds):
@@ -207,7 +207,7 @@ def _row(
 
 
 def _insert(url: str, folder: Path) -> Path:
-    """A script for pgbench: one row, as long as all that an append writes."""
+    """Write a script for pgbench that inserts one row, as long as the rows of an append."""
     with _open(url, "workers") as store:
         session = store.session("size")
         added = [session.append("m", m).added for m in Writer(0).conversation(100, _SIZE)]
@@ -220,7 +220,7 @@ def _insert(url: str, folder: Path) -> Path:
 
 
 class Peer:
-    """LangGraph's PostgreSQL saver, driven as its runtime drives it."""
+    """LangGraph's PostgreSQL saver, called as LangGraph's runtime calls it."""
 
     def __init__(self, url: str) -> None:
         from langgraph.checkpoint.base import empty_checkpoint
@@ -262,7 +262,7 @@ def _config(checkpoint: str | None) -> dict[str, Any]:
 
 
 def _size(link: psycopg.Connection[Any], schema: str) -> int:
-    """All tables with their indexes, as they lie there."""
+    """Return the bytes of all tables and indexes."""
     found = link.execute(
         "SELECT sum(pg_total_relation_size(c.oid))::bigint AS size FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND relkind = 'r'",
@@ -273,7 +273,7 @@ def _size(link: psycopg.Connection[Any], schema: str) -> int:
 
 
 def against_the_peer(lab: Lab) -> list[Row]:
-    """Full states of a growing conversation, saved at every step by both."""
+    """Save the full state of a growing conversation at every step, on both sides."""
     from langchain_core.messages import convert_to_messages
 
     steps = lab.pick(1_000, 100)
@@ -308,9 +308,9 @@ def against_the_peer(lab: Lab) -> list[Row]:
 
 
 def memory_of_history(lab: Lab) -> list[Row]:
-    """Ten times as many checkpoints take as much: none is kept of those that were given out.
+    """Check that the memory of history() does not grow with the number of checkpoints.
 
-    All of them, as a list, are the proof that the bar can be missed.
+    A list of all of them is measured too, to prove that the measure can exceed the limit.
     """
     few, many = lab.pick((1_000, 10_000), (100, 1_000))
     with server() as url, _open(url, "history") as store:
@@ -319,7 +319,7 @@ def memory_of_history(lab: Lab) -> list[Row]:
             saved = [session.append("log", n).id for n in range(many)]
             made.copy(store)
         session = store.session("s")
-        _count(session, saved[few - 1])  # what is made once is not counted
+        _count(session, saved[few - 1])  # leave out what is allocated only once
         short = _peak(lambda: _count(session, saved[few - 1]))
         long = _peak(lambda: _count(session, saved[many - 1]))
         kept = _peak(lambda: list(session.history()))

@@ -1,4 +1,4 @@
-"""Eight processes, a session each, on one store: how long a durable save takes then."""
+"""Latency of durable appends by eight processes on one store, each with a separate session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw SQLite, the floor that nothing built on it can go below."""
+"""Raw SQLite, the lower bound for anything built on it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import ormsgpack
 import zstandard
 
 import holdfast
-from holdfast.backends import sqlite_writer
-from holdfast.backends.base import Change
+from holdfast.storage.changes import of_change
+from holdfast.storage.contract import Change
+from holdfast.storage.sqlite import writer
 
 from .messages import Message
 from .stores import Durability, open_store
 
 
 class RawStore:
-    """One table of blobs, with the same journal and durability as the stores it is held against."""
+    """A table of blobs, with the same journal and durability as the stores it is compared with."""
 
     def __init__(self, path: Path, durability: str = "full") -> None:
         self._connection = apsw.Connection(str(path))
@@ -31,7 +32,7 @@ class RawStore:
         self._execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, digest BLOB, data BLOB)")
 
     def commit(self, data: bytes) -> None:
-        """One transaction of one row."""
+        """Insert one row in one transaction."""
         execute = self._execute
         execute("BEGIN IMMEDIATE")
         execute("INSERT INTO rows (data) VALUES (?)", (data,))
@@ -46,7 +47,7 @@ class RawStore:
     def get_state(self, row: int) -> Any:
         """Read, hash and decode a state that is stored as one blob.
 
-        Cyclic gc is off while decoding, as in a careful implementation.
+        The cyclic gc is off during the decoding, as in a careful implementation.
         """
         found = self._execute("SELECT digest, data FROM rows WHERE id = ?", (row,)).fetchone()
         assert found is not None
@@ -64,30 +65,31 @@ class RawStore:
 
 
 class Statements:
-    """What appends have SQLite do, without what is computed before and after.
+    """Run only the SQL statements of appends, without the computing before and after.
 
-    The changes are made by a store in memory, which is not timed.
+    A store in memory prepares the changes. This is not timed.
     """
 
     def __init__(self, path: Path, durability: Durability) -> None:
         self._target = open_store(path, durability)
-        backend: Any = self._target.backend
+        backend: Any = self._target._repository.backend
         self._connection, self._cursor = backend._writer, backend._cursor
         self._maker = holdfast.open("memory:")
         self._session = self._maker.session("appends")
         self._changes: list[Change] = []
-        commit = self._maker.backend.commit
+        commit = self._maker._repository.backend.commit
 
         def noted(change: Change) -> None:
             commit(change)
             self._changes.append(change)
 
-        self._maker.backend.commit = noted  # type: ignore[method-assign]
+        self._maker._repository.backend.commit = noted  # type: ignore[method-assign]
 
     def of(self, message: Message) -> Callable[[], None]:
         self._session.append("messages", message)
         change = self._changes.pop()
-        return lambda: sqlite_writer.write(self._connection, self._cursor, change)
+        batch = of_change(change)
+        return lambda: writer.write(self._connection, self._cursor, batch)
 
     def close(self) -> None:
         self._maker.close()

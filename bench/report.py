@@ -1,4 +1,4 @@
-"""The table, and the page around it."""
+"""The table of results, and the page that contains it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ _MARKS = {True: "✓", False: "✗", None: "–"}
 _PAGE = """\
 # Benchmarks
 
-Made by `make bench`. What is compared is measured in one run, in turn within the same loop, with
-WAL and `synchronous=FULL` on both sides unless a line says otherwise. Ratios are medians over
-blocks of rounds, the range over the blocks in brackets; the times beside them are medians. Sizes
-are those of all files of a closed store, 1 KB being 1,000 bytes. JSON sizes are compact JSON.
-The stores whose size is measured are loaded back and compared with what was saved.
+`make bench` writes this page. The last column says whether a measure is within its limit: ✓ yes,
+✗ no, – not judged.
 
-[What an append is made of](architecture.md#how-a-save-works) and [how many saves a server
-takes](scaling.md) say why some bars are missed. Rows near their bars move with the disk: over some
-twenty runs on machines of this kind, an append took 1.46 to 1.6 times a raw commit with FULL and
-3.7 to 4.0 times with NORMAL, one to files 1.24 to 1.5 times the bare sequence, and a step 1.31 to
-1.43 times two raw commits.
+**How it is measured.** Both sides of a comparison are measured in one run, in turn within the
+same loop, with WAL and `synchronous=FULL` on both sides unless a line says otherwise. A ratio is
+the median over blocks of rounds, followed by the range over the blocks in brackets. The times
+next to it are medians too. A size is that of all files of a closed store; 1 KB is 1,000 bytes.
+JSON sizes are those of compact JSON. After a size is measured, the store is loaded and compared
+with the saved states.
 
-*The peer* is LangGraph's `SqliteSaver`, driven through `put`, `get_tuple` and `list`. It is given
-message objects, as LangGraph's own runtime does; what it takes with plain dicts, which are much
-cheaper for it, stands beside. *A raw commit* is one transaction that
-inserts one row through apsw. Messages are made from standard-library source text: questions, tool
-calls, tool results and answers of about 1.2 KB, no paragraph twice. {runs}
+**Why some limits are missed:** see [what an append costs](decisions.md#what-an-append-costs) and
+[how many saves a server takes](scaling.md#throughput). Rows near their limits vary with the disk.
+In about twenty runs on machines of this kind, an append took 1.46 to 1.6 times as long as a raw
+commit with FULL, and 3.7 to 4.0 times with NORMAL. An append to files took 1.24 to 1.5 times as
+long as its bare system calls, and a step 1.31 to 1.43 times as long as two raw commits.
+
+**Terms.** *The peer* is LangGraph's `SqliteSaver`, called through `put`, `get_tuple` and `list`.
+It gets message objects, as in LangGraph's own runtime. Where a line says *with plain dicts*, it
+gets dicts instead, which are much cheaper for it. *A raw commit* is one transaction that inserts
+one row through apsw. Messages are made from the source text of the standard library: questions,
+tool calls, tool results and answers of about 1.2 KB. No paragraph occurs twice. {runs}
 
 {table}
 
@@ -45,7 +49,7 @@ calls, tool results and answers of about 1.2 KB, no paragraph twice. {runs}
 
 
 def table(rows: Iterable[Row]) -> str:
-    lines = ["| Measure | Bar | Measured | |", "|---|---|---|---|"]
+    lines = ["| Measure | Limit | Measured | |", "|---|---|---|---|"]
     lines += [f"| {r.measure} | {r.bar} | {r.measured} | {_MARKS[r.passed]} |" for r in rows]
     return "\n".join(lines)
 

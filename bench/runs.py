@@ -51,7 +51,7 @@ def every_message(lab: Lab) -> list[Row]:
 
 
 def _save_all(runs: list[list[Message]], paths: dict[str, Path]) -> dict[str, float]:
-    """Seconds that each side needs in all, each saving every state in turn."""
+    """Return the total seconds of each side. Both save every state, in turn."""
     taken = dict.fromkeys(SIDES, 0.0)
     peer, dict_peer = Peer(paths["peer"]), Peer(paths["dicts"])
     with opened(paths["ours"]) as store:

@@ -1,4 +1,4 @@
-"""Durable steps: a call that is noted before and after, against two commits and against DBOS."""
+"""Durable steps: a call that is recorded before and after, against two commits and DBOS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _answer(question: str) -> dict[str, Any]:
 
 
 class Dbos:
-    """The closest system: a workflow on SQLite whose steps are timed from within."""
+    """DBOS, the closest system: a workflow on SQLite whose steps are timed from within."""
 
     def __init__(self, path: Path) -> None:
         os.environ["DBOS__VMID"] = "bench"
@@ -41,7 +41,7 @@ class Dbos:
         DBOS.launch()
 
     def workflow(self, body: Callable[[], object]) -> None:
-        """Run within a workflow, where calls of steps are recorded."""
+        """Run in a workflow, which records the calls of steps."""
 
         @self._dbos.workflow()
         def flow() -> None:
@@ -54,7 +54,7 @@ class Dbos:
 
 
 def steps(lab: Lab) -> list[Row]:
-    """Against raw commits first, before the threads of DBOS are there: they take their turns."""
+    """Measure against raw commits first: later, the threads of DBOS would slow them down."""
     questions = (f"question {n}" for n in itertools.count())
     raw = RawStore(lab.path("raw-steps"))
     body = b"x" * 500

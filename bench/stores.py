@@ -1,4 +1,4 @@
-"""Opening, weighing and checking the stores that are measured."""
+"""Helpers to open, measure and check stores."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def opened(path: Path, durability: Durability = "full") -> Iterator[holdfast.Sto
 
 
 def disk_usage(path: Path) -> int:
-    """Bytes of all files of a store."""
+    """Return the bytes of all files of a store."""
     return sum(file.stat().st_size for file in path.parent.iterdir())
 
 
 def check_state(path: Path, session: str, state: object) -> None:
-    """A cheap store is worth nothing if it does not give back what it was given."""
+    """Check that the session loads the saved state."""
     with opened(path) as store:
         if store.session(session).load() != state:
             raise AssertionError(f"session {session!r} does not load what was saved")

@@ -14,12 +14,14 @@ Arm = Callable[[int], Callable[[], object]]
 
 
 def interleave(rounds: int, **arms: Arm) -> dict[str, list[float]]:
-    """Seconds of each arm in each round. All arms run in every round, the first one rotating,
-    so that a slow moment of the machine touches all of them alike."""
+    """Return the seconds of each arm, by round.
+
+    All arms run in every round, in rotating order, so that a slow moment affects all of them.
+    """
     names = list(arms)
     taken: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
-    gc.freeze()  # what the benchmark itself holds is not scanned during the operations
+    gc.freeze()  # the cyclic gc does not scan the data of the benchmark itself
     try:
         for i in range(rounds):
             turn = i % len(names)
@@ -32,7 +34,7 @@ def interleave(rounds: int, **arms: Arm) -> dict[str, list[float]]:
 
 
 def _warn_if_scattered(taken: dict[str, list[float]]) -> None:
-    """A busy disk makes all durable operations alike slow, and their ratios meaningless."""
+    """Warn if times vary widely: on a busy disk, the ratios mean little."""
     for name, series in taken.items():
         if len(series) < 4:
             continue
@@ -46,18 +48,18 @@ def seconds(operation: Callable[[], object]) -> float:
     start = time.perf_counter()
     result = operation()
     taken = time.perf_counter() - start
-    del result  # freeing what was returned is not timed
+    del result  # the result is freed after the timing
     return taken
 
 
 def added(*series: Sequence[float]) -> list[float]:
-    """Round by round, the time of several arms together."""
+    """Return the sum of several arms, round by round."""
     return [sum(values) for values in zip(*series, strict=True)]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of one arm in terms of another: the median over blocks of rounds, and the range."""
+    """The time of one arm divided by that of another: median and range over blocks of rounds."""
 
     middle: float
     low: float
@@ -77,14 +79,14 @@ class Ratio:
 
 
 def number(value: float) -> str:
-    """Three digits that matter, or so: 0.044, 1.23, 12.3, 1234."""
+    """Format a number with about three significant digits: 0.044, 1.23, 12.3, 1234."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def duration(series: Sequence[float]) -> str:
-    """The median, in a unit that suits it."""
+    """Format the median, in a suitable unit."""
     middle = statistics.median(series)
     if middle >= 1:
         return f"{middle:.1f} s"

@@ -1,9 +1,11 @@
-"""How soon the viewer shows a session, long or short, and how it scrolls, in a real browser."""
+"""The viewer in a real browser: first view, scrolling, and the exported page."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
+import time
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +18,7 @@ from .timing import Ratio, duration
 
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking",
           "--disable-component-update", "--disable-sync")  # fmt: skip
-# From the moment at which the page is asked for until it shows rows, and what one of them changed.
+# true once the page shows rows and the changes of one of them
 _SHOWN = """() => document.querySelector('.rows [role="option"]')
     && document.querySelector('.detail .changes')"""
 _SCROLL = """async () => {
@@ -40,7 +42,7 @@ def first_view(lab: Lab) -> list[Row]:
 
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("the viewer is measured with chromium, which is not installed")
+        raise SystemExit("chromium is not installed; it is needed to measure the viewer")
     steps, rounds = lab.pick(20_000, 400), lab.pick(15, 3)
     path = lab.path("viewer")
     with holdfast.open(path, durability="normal") as store:
@@ -77,8 +79,32 @@ def first_view(lab: Lab) -> list[Row]:
     ]
 
 
+def export(lab: Lab) -> list[Row]:
+    """Measure `holdfast export --html` for sessions of three lengths."""
+    from holdfast.web import export as web_export
+
+    counts, taken = lab.pick((500, 2_000, 20_000), (50, 100, 200)), []
+    path = lab.path("export")
+    with holdfast.open(path, durability="normal") as store:
+        for count in counts:
+            _fill(store.session(f"{count}"), count)
+            start = time.perf_counter()
+            web_export.export(store, [f"{count}"], str(path.with_name(f"{count}.html")))
+            taken.append(time.perf_counter() - start)
+    exponent = math.log(taken[-1] / taken[0]) / math.log(counts[-1] / counts[0])
+    times = ", ".join(f"{count:,}: {t:.1f} s" for count, t in zip(counts, taken, strict=True))
+    return [
+        lab.row(
+            f"`export --html` of {counts[-1]:,} checkpoints against {counts[0]:,}: exponent",
+            "≤ 1.15",
+            f"{exponent:.2f} ({times})",
+            passed=exponent <= 1.15,
+        )
+    ]
+
+
 def _fill(session: holdfast.Session, steps: int, first: int = 0) -> None:
-    """A message with every other checkpoint, and some with the first; the others change a plan."""
+    """Append a message and change a plan, in turn. The first append has `first` more messages."""
     fresh = Writer(71).conversation(steps)
     for n in range(steps // 2):
         session.append("messages", *islice(fresh, 1 if n else 1 + first))
@@ -86,7 +112,7 @@ def _fill(session: holdfast.Session, steps: int, first: int = 0) -> None:
 
 
 def _open(browser: Any, address: str) -> float:
-    """Seconds until a page of its own shows it."""
+    """Return the seconds until a new browser page shows the session."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto("about:blank")

@@ -1,5 +1,6 @@
-"""An agent asks a person, and its process ends. Hours later somebody answers, from another process;
-then the agent goes on where it was.
+"""An agent asks a person for approval, and its process ends.
+
+Hours later a person answers, in another process. Then the agent is started again and continues.
 """
 
 import subprocess
@@ -24,7 +25,7 @@ def agent(path: Path) -> None:
     with holdfast.open(path) as store:
         with store.session("trip").run() as run:
             price = run.step("offer", offer)
-            if run.wait_for("approval", prompt=f"Book it for {price}?"):  # ends the run, for now
+            if run.wait_for("approval", prompt=f"Book it for {price}?"):  # halts here at first
                 run.state["booked"] = run.step("book", book, price)
             else:
                 run.state["booked"] = None
@@ -33,7 +34,7 @@ def agent(path: Path) -> None:
 
 
 def start_agent(path: Path) -> None:
-    """In a process of its own, which is over when this returns."""
+    """Run the agent in a separate process, and wait for its end."""
     done = subprocess.run(
         [sys.executable, __file__, path], stdout=subprocess.PIPE, text=True, check=True
     )

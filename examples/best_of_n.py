@@ -1,6 +1,6 @@
-"""Best of n: fork a session five ways, let each try its luck, keep the best.
+"""Best of n: make five forks of a session, try a different way in each, and keep the best.
 
-A fork shares all data with the session that it comes from; it costs what it adds.
+A fork shares all data with its origin, so it takes only the space of what it adds.
 """
 
 import random
@@ -23,7 +23,7 @@ def score(state: dict[str, Any]) -> int:
 
 
 def attempt(session: holdfast.Session) -> int:
-    """Try things in an order of its own. Every step is a checkpoint; a run survives a crash."""
+    """Pack things in a random order. Each turn ends with a checkpoint; a run survives a crash."""
     guess = random.Random(session.name)  # stands for a model with some temperature
     with session.run() as run:
         order = run.step("order", lambda: guess.sample(sorted(THINGS), len(THINGS)))

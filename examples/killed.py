@@ -1,5 +1,7 @@
-"""An agent is killed in the middle of a tool, and goes on: what was done is not done again, and
-what is in doubt is looked up. The model is scripted, so that this runs offline.
+"""An agent is killed during a tool call, and is started again.
+
+It does not repeat calls that have returned, and asks the bank about the call in doubt. The model is
+scripted, so this example needs no network.
 """
 
 import subprocess
@@ -23,7 +25,7 @@ def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Bank:
-    """The world outside, where nothing can be taken back. It knows the key of each payment."""
+    """The outside world, where a payment is final. The bank stores the key of each payment."""
 
     def __init__(self, folder: Path, *, hangs: bool = False) -> None:
         self.book, self.hangs = folder / "bank.txt", hangs
@@ -37,11 +39,11 @@ class Bank:
             print(holdfast.current_key(), amount, file=book)
         print(f"  paid {amount}", flush=True)
         if self.hangs:
-            sys.stdin.read()  # the bank's answer never comes: here the process is killed
+            sys.stdin.read()  # the bank never answers, and the process is killed here
         return f"paid {amount}"
 
     def verify(self, key: str) -> holdfast.Done | None:
-        """Whether a payment that was begun has happened."""
+        """Return the result of the payment with this key if it was made, or else None."""
         found = [amount for known, amount in self.payments() if known == key]
         print(f"  was it paid? The bank says: {'yes' if found else 'no'}")
         return holdfast.Done(f"paid {found[0]}") if found else None
@@ -53,7 +55,7 @@ def reserve(room: int) -> str:
 
 
 def work(folder: Path, *, hangs: bool = False) -> None:
-    """The agent. The code that begins is the code that resumes."""
+    """The agent. The same code starts and resumes its run."""
     bank = Bank(folder, hangs=hangs)
     tools = {"reserve": (reserve, None), "pay": (bank.pay, bank.verify)}
     question = {"role": "user", "content": "Reserve room 7 and pay for it."}

@@ -1,7 +1,8 @@
-"""A loop around a model, written by hand, made durable by three lines: with messages in OpenAI's
-shape and in Anthropic's. The model is scripted, so that this runs offline.
+"""A hand-written loop around a model, made durable by three lines.
 
-A tool whose result was not kept yet is called again. For tools that must not be: killed.py.
+It works with the messages of OpenAI and of Anthropic. The model is scripted, so this example needs
+no network. After a crash, the loop calls a tool again if its result was not stored. See killed.py
+for tools that must not be called twice.
 """
 
 import tempfile
@@ -26,24 +27,26 @@ def loop(
     model: Callable[[list[Message]], Message],
     answer: Callable[[list[tuple[str, str]]], list[Message]],
 ) -> str:
-    talk = session.conversation(system="Be brief.", budget=8000)  # 1: loads it, or starts it
+    talk = session.conversation(system="Be brief.", budget=8000)  # 1: load or start it
     if not talk.messages:
         talk.append({"role": "user", "content": "How is the weather in Lisbon and in Porto?"})
     while True:
-        calls = talk.dangling()  # what the model has asked for and has no result yet
+        calls = talk.dangling()  # tool calls of the model that have no result yet
         if calls:
             done = [(call.id, weather(**call.arguments)) for call in calls]
             print(f"  {len(done)} tools were called")
-            talk.append(*answer(done))  # 2: durable when it returns
+            talk.append(*answer(done))  # 2: on disk when this returns
         elif talk.messages[-1]["role"] == "assistant":
             return str(talk.messages[-1]["content"])
         else:
-            print(f"  the model is asked, with {len(talk)} messages")
-            talk.append(model(talk.window()))  # 3: what fits, and no call without its result
+            window = talk.window()  # 3: the system prompt, and the newest messages that fit
+            print(f"  the model is asked, with {len(window)} messages")
+            talk.append(model(window))
 
 
 def openai_model(messages: list[Message]) -> Message:
-    """What client.chat.completions.create(...) would return as its message."""
+    """The message of client.chat.completions.create(messages=messages, ...)."""
+    assert messages[0] == {"role": "system", "content": "Be brief."}
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": "; ".join(m["content"] for m in messages[-2:])}
     calls = [
@@ -58,8 +61,10 @@ def openai_answer(results: list[tuple[str, str]]) -> list[Message]:
 
 
 def anthropic_model(messages: list[Message]) -> Message:
-    """What client.messages.create(...) would return as its content."""
-    last = messages[-1]["content"]
+    """The message of client.messages.create(system=..., messages=...): two arguments."""
+    system, *rest = messages
+    assert system == {"role": "system", "content": "Be brief."}
+    last = rest[-1]["content"]
     if type(last) is list:
         return {"role": "assistant", "content": "; ".join(block["content"] for block in last)}
     calls = [

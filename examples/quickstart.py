@@ -1,4 +1,4 @@
-"""Save, kill, load, rewind and fork: what holdfast is for, on a store in a temporary folder."""
+"""Save, kill, load, rewind and fork, with a store in a temporary folder."""
 
 import os
 import signal
@@ -51,26 +51,26 @@ def kill(store: holdfast.Store, path: Path) -> None:
         [sys.executable, __file__, "--write", str(path)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    told = [child.stdout.readline() for _ in range(100)]  # it is certainly at work now
+    printed = [child.stdout.readline() for _ in range(100)]  # now it is writing
     child.kill()
-    told += child.stdout.read().splitlines(keepends=True)
+    printed += child.stdout.read().splitlines(keepends=True)
     child.wait()
-    acknowledged = len([line for line in told if line.endswith("\n")])
+    acknowledged = len([line for line in printed if line.endswith("\n")])
 
     worker = store.session("worker")
     kept = len(worker.load()["messages"])
     how = "by SIGKILL" if child.returncode == -getattr(signal, "SIGKILL", 9) else "when killed"
     print(f"The writer ended {how} after {acknowledged} acknowledged checkpoints.")
-    print(f"The store holds {kept} (one more may be on the disk whose answer was cut off).")
+    print(f"The store holds {kept} (one more may be on disk whose number was not printed).")
     if not acknowledged <= kept <= acknowledged + 1:
         sys.exit("an acknowledged checkpoint was lost: please report this")
     print(f"Every digest and hash: {store.verify(read_data=True)}")
-    worker.append("messages", message("worker", "And on we go."))
+    worker.append("messages", message("worker", "The work continues."))
     print(f"The next append made step {worker.step}: nothing to repair.")
 
 
 def write(path: str) -> None:
-    """What the child does."""
+    """Append without end; the child process runs this."""
     with holdfast.open(path) as store:
         worker = store.session("worker")
         worker.save({"messages": []})
@@ -78,11 +78,11 @@ def write(path: str) -> None:
         while True:
             n += 1
             worker.append("messages", message("worker", f"Item {n}. " + "Some more words. " * 20))
-            print(n, flush=True)  # acknowledged: from here on it must be there
+            print(n, flush=True)  # acknowledged: the checkpoint must not be lost any more
 
 
 def load(store: holdfast.Store) -> None:
-    section("Load", "In any process, at any time: the state as it was, with its types.")
+    section("Load", "In any process, at any time: the saved state, with the same types.")
     trip = store.session("trip-42")
     for m in trip.load()["messages"]:
         print(f"  {m['role']}: {m['content']}")
@@ -90,7 +90,7 @@ def load(store: holdfast.Store) -> None:
 
 
 def rewind(store: holdfast.Store) -> None:
-    section("Rewind", "Move the head back and go on from there. Nothing is lost.")
+    section("Rewind", "Move the head back and continue from there. Nothing is deleted.")
     trip = store.session("trip-42")
     trip.rewind("asked")
     trip.append("messages", message("assistant", "A room near the castle, 700 in all."))
@@ -99,14 +99,14 @@ def rewind(store: holdfast.Store) -> None:
 
 
 def fork(store: holdfast.Store) -> None:
-    section("Fork", "A session of its own that shares all earlier data: nothing is copied.")
+    section("Fork", "A new session that shares all earlier data. No data is copied.")
     worker = store.session("worker")
     other = worker.fork("worker-2", at="@~1")
     other.append("messages", message("worker", "Another way."))
     size, added = other.get("@").size, sum(c.added for c in other.tree())
     print(f"The fork's state has {size:,} bytes; it and one more step added {added:,}.")
     for info in store.sessions():
-        print(f"  {info.name:<10} {info.checkpoints:>5} checkpoints of its own")
+        print(f"  {info.name:<10} {info.checkpoints:>5} checkpoints")
 
 
 def main() -> None:

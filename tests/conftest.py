@@ -1,11 +1,13 @@
-"""Which tests run: torture only when asked for, tools where present, and no skips in CI."""
+"""Choose the tests that run: torture only on request, tools where present, no skips in CI."""
 
 import functools
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +17,14 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from tests.cli import Terminal
-    from tests.home import Home
+    from tests.support.stores import Home
+    from tests.support.terminal import Terminal
 
 CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
-# Shared machines stall; and what CI finds must be found again by the next run.
-settings.register_profile("holdfast", deadline=None, derandomize=CI, print_blob=True)
+# Shared machines stall. Each run tries the same examples; `make torture` tries others.
+settings.register_profile("holdfast", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("torture", deadline=None, print_blob=True)
 settings.load_profile("holdfast")
 
 # A tool can be installed and still be forbidden (ptrace in a container), so it is tried out.
@@ -30,6 +33,9 @@ PROBES = {
     "faketime": ["faketime", "2020-01-01 00:00:00", "true"],
 }
 SKIPPED: dict[str, str] = {}
+TESTS = Path(__file__).parent
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30  # bytes; a run has needed 334 MB at once
 
 
 # Started in the background, a shell leaves Ctrl-C ignored, and so it would be in every child.
@@ -39,16 +45,82 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torture", action="store_true", help="run the long campaigns too")
+    parser.addoption("--quick", action="store_true", help="only what `make check` runs")
     parser.addoption("--update-snapshots", action="store_true", help="write transcripts anew")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--torture"):
+        settings.load_profile("torture")
+    else:
+        work_in_memory()
+
+
+def work_in_memory() -> None:
+    """Most of the time of a test that saves would be waiting for the disk.
+
+    What a disk may lose is tried out by tests that play the disk themselves. Who sets TMPDIR, or
+    has no such place (macOS, small containers), or runs `make torture`, works on a real one.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return
-    long = [item for item in items if item.get_closest_marker("torture")]
+    if shutil.disk_usage(MEMORY).free >= ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays: to look for garbage in it took half of this time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = [item for item in items if is_left_out(item, config)]
     if long:
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("torture")]
+        left_out = {*map(id, long)}
+        items[:] = [item for item in items if id(item) not in left_out]
+
+
+def is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    if item.get_closest_marker("torture") and not config.getoption("--torture"):
+        return True
+    return bool(config.getoption("--quick")) and (is_slow(item) or on_another_backend(item))
+
+
+def is_slow(item: pytest.Item) -> bool:
+    names = slow_tests(item.path)
+    return names is not None and (not names or getattr(item, "originalname", item.name) in names)
+
+
+@functools.cache
+def slow_tests(path: Path) -> tuple[str, ...] | None:
+    from tests.support.slow import SLOW  # only here: this file is also tried out on its own
+
+    return SLOW.get(path.relative_to(TESTS).as_posix())
+
+
+def on_another_backend(item: pytest.Item) -> bool:
+    """Return whether a test above the storage runs on a backend that `make check` leaves out."""
+    room = room_of(item.path)
+    if room == "storage":
+        return False
+    others = ["files", "postgres", *(["sqlite"] if room == "adapters" else [])]
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    kinds = [parameters.get(name, "") for name in ("home", "there", "store", "pair", "kind")]
+    return any(
+        kind in others for each in kinds for kind in (each if type(each) is tuple else [each])
+    )
+
+
+@functools.cache
+def room_of(path: Path) -> str:
+    return path.relative_to(TESTS).parts[0]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -106,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @contextmanager
 def _home(kind: str, folder: Path) -> "Iterator[Home]":
-    from tests.home import Home  # only here: this file is also tried out on its own
+    from tests.support.stores import Home  # only here: this file is also tried out on its own
 
     home = Home(kind, folder)
     yield home
@@ -151,7 +223,7 @@ def terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> "Terminal":
     """A folder in which commands are typed, with a store that is made by the first of them."""
-    from tests.cli import Terminal
+    from tests.support.terminal import Terminal
 
     for name in ("NO_COLOR", "FORCE_COLOR", "_HOLDFAST_COMPLETE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,5 +1,5 @@
-"""Makes what the documentation shows of the project itself, so that it stays true.
+"""Generates the parts of the documentation that show the project itself, so that they stay true.
 
-`python -m docs.making` writes the picture, the table of measurements in the README, and what
-docs/cli.md says of commands and exit codes. The tests fail where one of them is out of date.
+`python -m docs.making` writes the picture of the log, the table of measurements in the README, the
+commands and exit codes in docs/cli.md, and web/openapi.json. A test fails if one is out of date.
 """

@@ -1,4 +1,4 @@
-"""Write what is made; `python -m docs.making`."""
+"""Write the generated files; `python -m docs.making`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def made() -> dict[str, str]:
-    """What each file has to say, by its path from the root of the project."""
+    """Return the content of each generated file, by its path from the root of the project."""
     benchmarks = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
     shapes = (ROOT / "docs/json.md").read_text("utf-8")
@@ -29,7 +29,7 @@ def main() -> None:
     for path, text in made().items():
         if not (ROOT / path).exists() or (ROOT / path).read_text("utf-8") != text:
             (ROOT / path).write_text(text, "utf-8")
-            print(f"{path} is new")
+            print(f"{path} has changed")
 
 
 if __name__ == "__main__":

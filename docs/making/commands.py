@@ -1,4 +1,4 @@
-"""What docs/cli.md says of commands and exit codes, out of the commands and errors themselves."""
+"""The commands and exit codes of docs/cli.md, generated from the code."""
 
 import inspect
 
@@ -7,19 +7,19 @@ import click
 from holdfast import errors
 from holdfast.cli.main import COMMANDS, cli
 
-# What the shell and click have a part in; the rest is said by the errors.
+# codes that do not come from an error class alone
 COMMON = {
     0: "done",
-    1: "failed for another reason, you said no, or `doctor` has found something",
-    2: "what was asked for makes no sense: an option, an argument, a missing `--yes`",
+    1: "failed for another reason, the answer was no, or `doctor` found a problem",
+    2: "the request is invalid: a wrong option or argument, a missing `--yes`",
     130: "ended by Ctrl-C",
 }
 COMMON_OPTIONS = {"--json", "--store", "--help"}
-"""What every command has; docs/cli.md explains them once."""
+"""Options of every command; docs/cli.md explains them once."""
 
 
 def reference() -> str:
-    """A chapter for each family of commands."""
+    """Return a chapter for each family of commands."""
     root = click.Context(cli, info_name="holdfast", **cli.context_settings)
     parts: list[str] = []
     for family, rows in COMMANDS.items():
@@ -42,7 +42,7 @@ def _command(command: click.Command, context: click.Context) -> list[str]:
 
 
 def _options(command: click.Command, context: click.Context) -> list[str]:
-    """A table of them, without those that all commands have."""
+    """Return a table of the options, without those of every command."""
     rows = []
     for option in command.get_params(context):
         shown = isinstance(option, click.Option) and not COMMON_OPTIONS.intersection(option.opts)
@@ -54,7 +54,7 @@ def _options(command: click.Command, context: click.Context) -> list[str]:
 
 
 def exit_codes() -> str:
-    """A table of the codes, each with the errors that end with it."""
+    """Return a table of the codes, each with its errors."""
     kinds: dict[int, list[type[errors.HoldfastError]]] = {code: [] for code in COMMON}
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.HoldfastError):
@@ -67,6 +67,6 @@ def exit_codes() -> str:
 
 
 def _summary(kind: type[errors.HoldfastError]) -> str:
-    """The first sentences of its docstring, as a cell."""
+    """Return the docstring of an error class, as a table cell."""
     text = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).rstrip(".")
     return text[:1].lower() + text[1:]

@@ -1,12 +1,12 @@
-"""A part of a page that is made, between two comments that say so."""
+"""Generated parts of a page, between two marks."""
 
 import re
 
 
 def put(page: str, name: str, text: str) -> str:
-    """The page with `text` between its marks of that name."""
+    """Return the page with `text` between the marks of that name."""
     start, end = f"<!-- {name}: made by docs/making -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(start)}.*{re.escape(end)}", re.DOTALL)
     if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page has not one place for {name}")
+        raise ValueError(f"the page must have the marks of {name} once")
     return pattern.sub(lambda _: f"{start}\n\n{text.strip()}\n\n{end}", page)

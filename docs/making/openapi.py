@@ -1,4 +1,4 @@
-"""The description of the viewer's API: its shapes are those that docs/json.md lists."""
+"""The OpenAPI description of the viewer's API. Its types are those of docs/json.md."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ _ID: Schema = {"type": "string", "pattern": "^[0-9a-hjkmnp-tv-z]{24}$"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
 _STATUS: Schema = {"enum": ["in_progress", "completed", "failed", "halted"]}
 _FOLDED = {"reason", "hint", "pending", "partial", "error"}
-"""What an agent may write at any length, and an answer cuts."""
+"""Texts of agents, which may be long; an answer contains only their beginning."""
 _ALWAYS = ["id", "session", "seq", "damaged"]
-"""What a checkpoint has that is damaged."""
+"""The fields that a damaged checkpoint has."""
 _USED = (
     "checkpoint", "log line", "usage", "call", "run", "session", "operation", "change", "ways",
     "costs", "pending", "made call", "totals", "abandoned", "decision", "answer", "error",
 )  # fmt: skip
 
-# What to ask for: what it is, what has to be said, what may be said, and the answer.
+# path: (description, required parameters, optional parameters, type of the answer)
 _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "about": ("The server", "", "", "about"),
     "sessions": (
-        "Sessions by name, a page at a time", "",
-        "agent status tag label trigger text after limit", "page of session",
+        "Sessions, by name or most recently active first, one page at a time", "",
+        "agent status tag label trigger text order after limit", "page of session",
     ),
-    "totals": ("What a session has cost", "session", "", "totals"),
-    "log": ("A session's checkpoints, the newest first", "session", "before limit", "log"),
-    "checkpoint": ("What is known of a checkpoint", "id", "", "checkpoint"),
+    "totals": ("Tokens and cost of a session", "session", "", "totals"),
+    "log": ("A session's checkpoints, newest first", "session", "before limit", "log"),
+    "checkpoint": ("The fields of a checkpoint", "id", "", "checkpoint"),
     "state": ("A part of a state, with some of its entries", "id", "path start limit", "part"),
-    "value": ("All of a value in a state", "id", "path", {}),
+    "value": ("A value in a state, complete", "id", "path", {}),
     "messages": ("Some items of a list in a state", "id", "path start limit", "messages"),
-    "changes": ("What a checkpoint has changed", "id", "", "changes"),
-    "diff": ("Two checkpoints held against each other", "a b", "", "diff"),
+    "changes": ("The changes that a checkpoint made", "id", "", "changes"),
+    "diff": ("The differences between two checkpoints", "a b", "", "diff"),
     "way": ("A checkpoint and its ancestors", "id", "until limit", "way"),
-    "blame": ("Where a value last changed", "id path", "", "blame"),
+    "blame": ("The checkpoint in which a value last changed", "id path", "", "blame"),
     "chart": ("Tokens, cost and size, step by step", "session", "id", "chart"),
-    "run": ("Calls of a session's runs, and what is open", "session", "start limit", "journal"),
-    "ops": ("What was done to a session, the newest first", "session", "limit", "operations"),
-    "undoable": ("What undo and redo would do to a session", "session", "", "undoable"),
+    "run": ("Calls of a session's runs, and open questions", "session", "start limit", "journal"),
+    "ops": ("Operations of a session, newest first", "session", "limit", "operations"),
+    "undoable": ("The next effect of undo and of redo in a session", "session", "", "undoable"),
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "session seq", "integrity"),
     "search": (
-        "Checkpoints that match, the newest first", "",
+        "Matching checkpoints, newest first", "",
         "agent status trigger tag label mark meta text before limit fold", "found",
     ),
 }  # fmt: skip
 _ACTIONS: dict[str, tuple[str, str, str, str]] = {
     "fork": ("A new session from a checkpoint", "id name", "", "checkpoint"),
     "rewind": ("Move a session's head", "id", "session", "checkpoint"),
-    "undo": ("Take the last change of a session back", "session", "ref", "operation"),
-    "redo": ("Do again what undo took back", "session", "ref", "operation"),
+    "undo": ("Undo the last change of a session", "session", "ref", "operation"),
+    "redo": ("Redo the last undone change of a session", "session", "ref", "operation"),
     "tag": ("Tag a checkpoint", "id tag", "", "checkpoint"),
     "label": ("Label a checkpoint", "id label", "", "checkpoint"),
-    "resolve": ("Decide what became of a call", "session key decided", "result", "decision"),
-    "answer": ("Answer what a run waits for", "session name answer", "", "answer"),
+    "resolve": ("Decide a call in doubt", "session key decided", "result", "decision"),
+    "answer": ("Answer a question of a run", "session name answer", "", "answer"),
 }
 _REFUSALS = {
-    "400": "Not a request that makes sense", "401": "Without the token", "403": "Not allowed",
-    "404": "Not there", "409": "Something else is there", "500": "Damaged",
-    "503": "The store cannot be used now",
+    "400": "Invalid request", "401": "Token missing or wrong", "403": "Not allowed",
+    "404": "Not found", "409": "Conflict", "500": "Stored data is damaged",
+    "503": "The store is unavailable now",
 }  # fmt: skip
 _NUMBERS = {"limit", "start", "seq"}
 _VALUES = {"result", "answer"}
 
 
 def text(page: str, version: str) -> str:
-    """The description, given the page of shapes."""
+    """Return the description. `page` is the text of docs/json.md."""
     described: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "holdfast", "version": version, "license": {"name": "Apache-2.0"}},
@@ -164,7 +164,7 @@ def _plain(kind: str) -> Schema:
 
 
 def _answers() -> Schema:
-    """Shapes that only the API has."""
+    """Return the types that only the API has."""
     whole, maybe = {"type": "integer"}, _maybe(_TEXT)
     entry = {"kind": _TEXT, "size": whole, "length": _maybe(whole)}
     point = _object(id=_TEXT, step=whole, tokens=whole, cost={"type": "number"}, size=whole)
@@ -184,7 +184,10 @@ def _answers() -> Schema:
         ),
         "page_of_session": _object(
             items=_list(_ref("session")), next=maybe,
-            left={"type": "object", "additionalProperties": {"enum": ["abandoned", "in doubt"]}},
+            left={
+                "type": "object",
+                "additionalProperties": {"enum": ["died", "in doubt", "waiting"]},
+            },
         ),
         "found": _object(
             items=_list(_ref("checkpoint")), next=maybe,
@@ -223,6 +226,8 @@ def _parameter(endpoint: str, name: str) -> Schema:
         return _ID
     if name == "meta":
         return {"type": "string", "pattern": "^.+=.*$"}
+    if name == "order":
+        return {"enum": ["name", "active"]}
     return _STATUS if name == "status" else _GIVEN
 
 
@@ -255,7 +260,7 @@ def _post(name: str, summary: str, needed: str, more: str, answer: str) -> Schem
 def _events() -> Schema:
     return {
         "operationId": "events",
-        "summary": "Checkpoints and operations as they land, as server-sent events",
+        "summary": "Checkpoints and operations as they are saved, as server-sent events",
         "parameters": [
             {"name": "session", "in": "query", "required": False, "schema": _GIVEN},
         ],

@@ -1,4 +1,4 @@
-"""docs/log.svg: what `holdfast log` prints, with a clock and ids that are the same each time."""
+"""Make docs/log.svg: the output of `holdfast log`, with a fixed clock and fixed ids."""
 
 import contextlib
 import datetime as dt
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 import holdfast
-from holdfast.cli import main, words
+from holdfast.cli import main, output
 
 START = dt.datetime(2026, 5, 4, 9, 0, tzinfo=dt.UTC)
 WIDTH = 96
@@ -32,7 +32,7 @@ def svg() -> str:
 
 
 def printed() -> str:
-    """The output of the command itself, with its colours."""
+    """Return the output of the command, with its colours."""
     clock = _Clock()
     out = io.StringIO()
     with (
@@ -43,9 +43,9 @@ def printed() -> str:
         url = str(Path(folder) / "agent.db")
         with holdfast.open(url) as store:
             _history(store, clock.wait)
-        age = partial(words.age, now=clock.now())
+        age = partial(output.age, now=clock.now())
         with (
-            mock.patch("holdfast.cli.words.age", age),
+            mock.patch("holdfast.cli.output.age", age),
             mock.patch("click.utils.should_strip_ansi", return_value=False),
             contextlib.redirect_stdout(out),
         ):
@@ -56,7 +56,7 @@ def printed() -> str:
 
 
 class _Clock:
-    """Stands still, until it is told to go on."""
+    """A clock that moves only when `wait` is called."""
 
     def __init__(self) -> None:
         self._ns = int(START.timestamp()) * 1_000_000_000
@@ -72,7 +72,7 @@ class _Clock:
 
 
 def _history(store: holdfast.Store, wait: Callable[[int], None]) -> None:
-    """A trip that was planned twice, and forked once."""
+    """Save a trip that is planned twice, and fork it once."""
     trip = store.session("trip-42", agent="planner")
     trip.save({"messages": ["Three days in Lisbon."], "budget": 900}, label="asked")
     wait(41)

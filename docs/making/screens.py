@@ -1,4 +1,4 @@
-"""Pictures of the viewer, of the store that `holdfast demo` leaves; `make screenshots`."""
+"""Take the pictures of the viewer, with the store of `holdfast demo`; `make screenshots`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking",
 def main() -> None:
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("pictures are taken with chromium: apt-get install chromium")
+        raise SystemExit("chromium is not installed: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         with redirect_stdout(StringIO()):
             run(["demo", "--quick", "--folder", folder])
@@ -50,7 +50,7 @@ def _take(browser: Browser, address: str, name: str, *, dark: bool = False) -> N
     page: Page = context.new_page()
     page.goto(address)
     page.wait_for_selector('.rows [role="option"]')
-    page.wait_for_timeout(1_000)  # for what it asks after it has rows
+    page.wait_for_timeout(1_000)  # until the requests after the first rows are done
     page.screenshot(path=DOCS / name)
     context.close()
     print(f"docs/{name}")

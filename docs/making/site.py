@@ -1,4 +1,4 @@
-"""What mkdocs is told beyond mkdocs.yml: the pages link to examples, which lie beside docs/."""
+"""A hook for mkdocs. The pages link to examples/, which is outside of docs/."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The examples become files of the site."""
+    """Add the examples to the files of the site."""
     for path in sorted((ROOT / "examples").glob("*.py")):
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to them lead there."""
+    """Change the links to the examples accordingly."""
     return markdown.replace("](../examples/", "](examples/")

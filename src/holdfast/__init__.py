@@ -4,12 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.aio import AsyncSession, AsyncStore, aopen
-    from holdfast.aruns import AsyncRun
-    from holdfast.checkpoint import Checkpoint, SessionInfo
-    from holdfast.collect import Collected
-    from holdfast.diff import Change, Diff
+    from holdfast.aio.run import AsyncRun
+    from holdfast.aio.store import AsyncSession, AsyncStore, aopen
     from holdfast.errors import (
+        AlreadyDecided,
         AmbiguousRevision,
         CheckpointNotFound,
         Conflict,
@@ -28,61 +26,90 @@ if TYPE_CHECKING:
         StepChanged,
         StepFailed,
         StoreNotFound,
+        TooBig,
         Unavailable,
         UnsupportedFormat,
     )
-    from holdfast.model import Operation, ToolCall, Usage
-    from holdfast.repair import Repaired
-    from holdfast.retention import Plan, Retention, Verdict
-    from holdfast.runs.conversation import Conversation
-    from holdfast.runs.handles import Abandoned
-    from holdfast.runs.options import Done
-    from holdfast.runs.pending import MadeCall, Pending
-    from holdfast.runs.policy import (
+    from holdfast.format.memory_limit import memory_limit
+    from holdfast.history.checkpoint import Checkpoint, SessionInfo
+    from holdfast.history.damage import Neighbours
+    from holdfast.history.diff import Change, Changes, Comparison, Diff
+    from holdfast.history.leases import Owner
+    from holdfast.history.load_many import Series
+    from holdfast.history.notes import Notes
+    from holdfast.history.oplog import NextStep
+    from holdfast.history.partial_load import Items, Part
+    from holdfast.history.search import Hit
+    from holdfast.history.token_usage import Totals
+    from holdfast.history.watch import Watcher
+    from holdfast.maintenance.doctor import Finding, diagnose
+    from holdfast.maintenance.gc import Collected
+    from holdfast.maintenance.repair import Repaired, RepairResult
+    from holdfast.maintenance.retention import Plan, Retention, Verdict, duration
+    from holdfast.maintenance.stats import Stats
+    from holdfast.maintenance.verify import Problem, Report
+    from holdfast.model import STATUSES, Operation, ToolCall, Usage
+    from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.checkpoint_policy import (
         AfterLLMResponse,
         AfterToolCall,
         EveryN,
         EverySeconds,
+        Moment,
         Never,
         Policy,
     )
-    from holdfast.runs.retrying import Retries
-    from holdfast.runs.sync import Run, current_key
-    from holdfast.runs.usage import Totals
+    from holdfast.runs.conversation import Conversation
+    from holdfast.runs.messages import CONVERSATION_PATHS, dangling_calls
+    from holdfast.runs.pending import MadeCall, Pending
+    from holdfast.runs.run import Run
+    from holdfast.runs.run_core import Done, Retries, current_key
     from holdfast.session import Session
-    from holdfast.stats import Stats
     from holdfast.store import Store, open  # noqa: A004 - holdfast.open is the name users know
-    from holdfast.transfer import Transferred
-    from holdfast.verify import Problem, Report
+    from holdfast.transfer.copy import Transferred
+    from holdfast.transfer.export import file_kind, new_file
 else:
     # A name is imported when it is first used: a command that only lists sessions should not wait
     # for what runs agents, nor anybody for asyncio who does not use it.
     _HOMES = {
-        "aio": "AsyncSession AsyncStore aopen",
-        "aruns": "AsyncRun",
-        "collect": "Collected",
-        "diff": "Change Diff",
-        "errors": "AmbiguousRevision CheckpointNotFound Conflict Corrupt Fenced HeadMoved "
-        "HoldfastError InDoubt InvalidRequest KeyTaken NotFound NotSerializable "
-        "SessionBusy SessionExists SessionNotFound StepChanged StepFailed StoreNotFound "
-        "Unavailable UnsupportedFormat",
-        "checkpoint": "Checkpoint SessionInfo",
-        "model": "Operation ToolCall Usage",
-        "repair": "Repaired",
-        "retention": "Plan Retention Verdict",
+        "aio.run": "AsyncRun",
+        "aio.store": "AsyncSession AsyncStore aopen",
+        "format.memory_limit": "memory_limit",
+        "history.checkpoint": "Checkpoint SessionInfo",
+        "history.diff": "Change Changes Comparison Diff",
+        "history.leases": "Owner",
+        "history.damage": "Neighbours",
+        "history.oplog": "NextStep",
+        "history.partial_load": "Items Part",
+        "history.search": "Hit",
+        "history.load_many": "Series",
+        "history.notes": "Notes",
+        "history.token_usage": "Totals",
+        "history.watch": "Watcher",
+        "maintenance.doctor": "Finding diagnose",
+        "maintenance.gc": "Collected",
+        "maintenance.repair": "RepairResult Repaired",
+        "maintenance.retention": "Plan Retention Verdict duration",
+        "maintenance.stats": "Stats",
+        "maintenance.verify": "Problem Report",
+        "model": "STATUSES Operation ToolCall Usage",
         "runs.conversation": "Conversation",
-        "runs.handles": "Abandoned",
+        "runs.abandoned": "Abandoned",
+        "runs.messages": "CONVERSATION_PATHS dangling_calls",
         "runs.pending": "MadeCall Pending",
-        "runs.policy": "AfterLLMResponse AfterToolCall EveryN EverySeconds Never Policy",
-        "runs.retrying": "Retries",
-        "runs.options": "Done",
-        "runs.sync": "Run current_key",
-        "runs.usage": "Totals",
+        "runs.checkpoint_policy": "AfterLLMResponse AfterToolCall EveryN EverySeconds "
+        "Moment Never Policy",
+        "runs.run_core": "Done Retries current_key",
+        "runs.run": "Run",
         "session": "Session",
-        "stats": "Stats",
         "store": "Store open",
-        "transfer": "Transferred",
-        "verify": "Problem Report",
+        "transfer.copy": "Transferred",
+        "transfer.export": "file_kind new_file",
+        "errors": "AlreadyDecided AmbiguousRevision CheckpointNotFound Conflict Corrupt "
+        "Fenced HeadMoved HoldfastError InDoubt InvalidRequest KeyTaken "
+        "NotFound NotSerializable SessionBusy SessionExists SessionNotFound "
+        "StepChanged StepFailed StoreNotFound TooBig Unavailable "
+        "UnsupportedFormat",
     }
     _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -100,17 +127,22 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CONVERSATION_PATHS",
+    "STATUSES",
     "Abandoned",
     "AfterLLMResponse",
     "AfterToolCall",
+    "AlreadyDecided",
     "AmbiguousRevision",
     "AsyncRun",
     "AsyncSession",
     "AsyncStore",
     "Change",
+    "Changes",
     "Checkpoint",
     "CheckpointNotFound",
     "Collected",
+    "Comparison",
     "Conflict",
     "Conversation",
     "Corrupt",
@@ -119,25 +151,36 @@ __all__ = [
     "EveryN",
     "EverySeconds",
     "Fenced",
+    "Finding",
     "HeadMoved",
+    "Hit",
     "HoldfastError",
     "InDoubt",
     "InvalidRequest",
+    "Items",
     "KeyTaken",
     "MadeCall",
+    "Moment",
+    "Neighbours",
     "Never",
+    "NextStep",
     "NotFound",
     "NotSerializable",
+    "Notes",
     "Operation",
+    "Owner",
+    "Part",
     "Pending",
     "Plan",
     "Policy",
     "Problem",
+    "RepairResult",
     "Repaired",
     "Report",
     "Retention",
     "Retries",
     "Run",
+    "Series",
     "Session",
     "SessionBusy",
     "SessionExists",
@@ -148,6 +191,7 @@ __all__ = [
     "StepFailed",
     "Store",
     "StoreNotFound",
+    "TooBig",
     "ToolCall",
     "Totals",
     "Transferred",
@@ -155,7 +199,14 @@ __all__ = [
     "UnsupportedFormat",
     "Usage",
     "Verdict",
+    "Watcher",
     "aopen",
     "current_key",
+    "dangling_calls",
+    "diagnose",
+    "duration",
+    "file_kind",
+    "memory_limit",
+    "new_file",
     "open",
 ]

@@ -1,4 +1,7 @@
-"""Time that nobody can set: how long the machine has been up, and which boot that was."""
+"""A clock that cannot be set: the time since boot, with an id of the boot.
+
+Leases and tombstones use it, because the wall clock can be wrong or be set back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Names this boot of this machine; empty where the system does not tell."""
+    """Return the id of the current boot; empty where the system provides none (not Linux)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -17,17 +20,20 @@ def boot_id() -> str:
 
 
 def elapsed() -> float:
-    """Seconds since the machine was booted, with sleep counted where the system does."""
+    """Return the seconds since boot. Time asleep counts where the system has such a clock."""
     clock = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def uptime() -> tuple[str, int]:
-    """The boot, and whole seconds since then."""
+    """Return the id of the boot, and the whole seconds since then."""
     return boot_id(), int(elapsed())
 
 
 def since(boot: str, then: float) -> float:
-    """Seconds since a moment of a boot; for ever, if that was another one, as far as is known."""
+    """Return the seconds since `then`, a moment of `boot`; infinity if it cannot be known.
+
+    It cannot be known after a reboot, or when `then` lies in the future.
+    """
     passed = elapsed() - then
     return passed if boot == boot_id() and passed >= 0 else float("inf")

@@ -1,7 +1,7 @@
-"""Everything holdfast raises, in one tree.
+"""All errors that holdfast raises, with `HoldfastError` as their base class.
 
-Each error says what happened, carries a `hint` on what to do next, and knows the exit code the
-command line ends with. Errors subclass builtins where a caller would expect to catch those.
+Each error has a message, a `hint` on what to do next, and the exit code of the command line. Some
+are also subclasses of a builtin error, such as LookupError, so that callers can catch that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class HoldfastError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of holdfast."""
 
     exit_code = 1
     default_hint: str | None = None
@@ -24,44 +24,56 @@ class HoldfastError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From another process as it was: what a class is made with differs from one to another."""
+        """Pickle the error without calling `__init__`, whose arguments differ from class to class.
+
+        So an error that comes from another process has its message, hint and fields.
+        """
         return _again, (type(self), self.args), self.__dict__
 
 
 def _again(kind: type[HoldfastError], args: tuple[Any, ...]) -> HoldfastError:
+    """Make an error while unpickling, without calling its `__init__`."""
     return kind.__new__(kind, *args)
 
 
 class NotFound(HoldfastError, LookupError):
-    """What was asked for does not exist."""
+    """The requested store, session, checkpoint, path or call does not exist."""
 
     exit_code = 3
 
 
 class StoreNotFound(NotFound):
+    """There is no store at this path or URL."""
+
     default_hint = "check the path, or open with create=True to make a new store"
 
 
 class SessionNotFound(NotFound):
+    """The store has no session of this name."""
+
     default_hint = "store.sessions() lists the sessions that exist"
 
 
 class CheckpointNotFound(NotFound):
+    """The session has no such checkpoint."""
+
     default_hint = "session.tree() lists every checkpoint of a session"
 
 
 class AmbiguousRevision(NotFound):
+    """The ids of several checkpoints begin with the characters that were given."""
+
     default_hint = "give more characters of the id"
 
 
 class Conflict(HoldfastError):
-    """Somebody else was there first; nothing of this request was written."""
+    """Another writer or an earlier decision came first. Nothing of this request was written."""
 
     exit_code = 4
 
 
 class HeadMoved(Conflict):
-    """The session's head is not the one this handle last saw."""
+    """Another writer moved the session's head since this handle last read it."""
 
     default_hint = "call session.refresh() and load() the new head, or fork() to keep both"
 
@@ -74,29 +86,31 @@ class HeadMoved(Conflict):
 
 
 class SessionExists(Conflict):
+    """Another session has this name."""
+
     default_hint = "choose another name"
 
 
 class KeyTaken(Conflict):
-    """An external key names another checkpoint of the session already."""
+    """Another checkpoint of the session has this external key."""
 
     default_hint = "session.get('key:…') returns the checkpoint that has it"
 
 
 class SessionBusy(Conflict):
-    """Another worker runs this session."""
+    """Another worker holds the lease of this session and is running it."""
 
     default_hint = "wait until that run is over, or fork() the session"
 
 
 class Fenced(Conflict):
-    """This worker's lease was taken over; nothing of its write landed."""
+    """Another worker took over the lease of this run. Nothing of this write was stored."""
 
     default_hint = "end this run: the worker that has taken the session over goes on with it"
 
 
 class InDoubt(Conflict):
-    """A call was begun by a worker that is gone, and nobody knows whether it had its effect."""
+    """A worker started a call and died. It is unknown whether the call had its effect."""
 
     def __init__(self, message: str, *, key: str, idempotency_key: str) -> None:
         super().__init__(
@@ -105,14 +119,24 @@ class InDoubt(Conflict):
         self.key, self.idempotency_key = key, idempotency_key
 
 
+class AlreadyDecided(Conflict):
+    """The question has an answer, or the call a result, already. The first one is final."""
+
+    default_hint = "the decision is final: the run uses it when it is resumed"
+
+    def __init__(self, message: str, *, key: str, outcome: str, result: Any) -> None:
+        super().__init__(message)
+        self.key, self.outcome, self.result = key, outcome, result
+
+
 class StepChanged(Conflict):
-    """A recorded step is asked for again in another way: the code has changed since."""
+    """A resumed run calls a recorded step in another way: the code changed since then."""
 
     default_hint = 'give the step on_change="reuse" or "rerun", or another name'
 
 
 class StepFailed(HoldfastError):
-    """A step has failed before the crash, in the words of its own error alone."""
+    """A step failed before the crash. The message is that of the step's error."""
 
 
 class Corrupt(HoldfastError):
@@ -123,7 +147,7 @@ class Corrupt(HoldfastError):
 
 
 class Unavailable(HoldfastError, OSError):
-    """The storage cannot be reached or written now; what was acknowledged is safe."""
+    """The storage cannot be reached or written at the moment. Acknowledged saves are safe."""
 
     exit_code = 6
     default_hint = "what was acknowledged is safe; try again once the storage works"
@@ -133,7 +157,7 @@ class Unavailable(HoldfastError, OSError):
 
 
 class UnsupportedFormat(HoldfastError):
-    """The store was written by another version of the format, or is no store at all."""
+    """The store has a version of the format that this release cannot read, or it is no store."""
 
     exit_code = 7
     default_hint = "use the version that has written it, or a newer one"
@@ -153,11 +177,22 @@ class NotSerializable(HoldfastError, TypeError):
         self.path = path
 
 
+class TooBig(HoldfastError):
+    """Data would take more memory than the limit allows. Raised before it is decoded."""
+
+    exit_code = 9
+    default_hint = "if you trust it, allow more: holdfast.memory_limit(bytes), or import --memory"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the data takes more than {limit:,} bytes of memory")
+        self.limit = limit
+
+
 class InvalidRequest(HoldfastError, ValueError):
-    """The request makes no sense as given. Nothing was written."""
+    """The request is invalid, or not possible in this state. Nothing was written."""
 
     exit_code = 2
 
 
 UNREADABLE = (Corrupt, UnsupportedFormat)
-"""Why a stored row cannot be read: damaged, or of a kind that this version does not know."""
+"""The errors of a row that cannot be read: damaged, or in a format newer than this release."""

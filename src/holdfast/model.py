@@ -1,4 +1,4 @@
-"""The nouns as plain data: what lists, history and saves hand to a caller."""
+"""Plain data classes of the public API, such as Usage, ToolCall and Operation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 Status = Literal["in_progress", "completed", "failed", "halted"]
 STATUSES: tuple[Status, ...] = ("in_progress", "completed", "failed", "halted")
 DAMAGED = "damaged"
-"""The kind of an operation that cannot be read."""
+"""The `kind` of an operation whose row cannot be read."""
+NOTHING: Any = object()
+"""The default of an argument for which None is a value."""
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a checkpoint cost since its parent."""
+    """Tokens and cost of a checkpoint since its parent."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -30,7 +32,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that was asked for and has no result yet."""
+    """A tool call that the model requested and that has no result yet."""
 
     id: str
     name: str
@@ -39,16 +41,16 @@ class ToolCall:
 
 
 class RunMark(NamedTuple):
-    """Where in a run a checkpoint was taken."""
+    """The run of a checkpoint, and the turn in it."""
 
     id: str
     turn: int
     base: int | None
-    """The seq of the checkpoint that the turn goes back to; None at the end of a turn."""
+    """The seq of the checkpoint that the turn started from; None at the end of a turn."""
 
 
 class Record(NamedTuple):
-    """What a checkpoint's row holds, read but not yet dressed up."""
+    """The fields of a stored checkpoint."""
 
     seq: int
     id: bytes
@@ -63,18 +65,39 @@ class Record(NamedTuple):
     size: int
     added: int
     skip: int | None
-    """The seq of the parent's parent, to step over a parent that is damaged."""
+    """The seq of the parent's parent, used when the parent's record is damaged."""
     damaged: str | None = None
+
+    @property
+    def is_fork(self) -> bool:
+        """Return whether the parent is in another session."""
+        return "origin" in self.extra
+
+    @property
+    def own_parent(self) -> int | None:
+        """Return the seq of the parent if it is in the same session, otherwise None."""
+        return None if self.is_fork else self.parent_seq
+
+
+def deleted(details: dict[str, Any]) -> int:
+    """Return how many checkpoints an operation with these details deletes."""
+    runs = [*details.get("runs", ()), *details.get("held", ())]
+    return int(details.get("checkpoints", 0) + sum(high - low for low, high in runs))
 
 
 class Operation(NamedTuple):
-    """A change of head or annotation that is not itself a checkpoint."""
+    """An entry of the operation log: a rewind, tag, label, deletion, repair, undo or redo."""
 
     session: str
     number: int
     kind: str
     created_us: int
     details: dict[str, Any]
+    forks: tuple[str, ...] = ()
+    """Sessions that were forked from the deleted checkpoints; set only by `delete()`.
+
+    The data that they share with the deleted checkpoints is kept.
+    """
 
     @property
     def created_at(self) -> dt.datetime:
@@ -82,7 +105,7 @@ class Operation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """What was done. Checkpoints are named by their `seq`."""
+        """Return one line that describes the operation. It names checkpoints by their `seq`."""
         d = self.details
         match self.kind:
             case "damaged":
@@ -101,15 +124,25 @@ class Operation(NamedTuple):
                 return f"the {d['what']} taken back"
             case "redo":
                 return f"the {d['what']} done again"
-        if "session" in d:
+        count = self.deleted
+        if "session" in d and "checkpoints" not in d:  # older stores did not count them
             return "the session deleted"
-        runs = [*d["runs"], *d["held"]]
-        count = sum(high - low for low, high in runs)
-        return f"checkpoint {runs[0][0]} deleted" if count == 1 else f"{count} checkpoints deleted"
+        if "session" in d:
+            return f"the session deleted, with {count} checkpoint{'s' * (count != 1)}"
+        return (
+            f"checkpoint {[*d['runs'], *d['held']][0][0]} deleted"
+            if count == 1
+            else f"{count} checkpoints deleted"
+        )
+
+    @property
+    def deleted(self) -> int:
+        """Return how many checkpoints it deleted; 0 if they were not counted."""
+        return deleted(self.details)
 
     @property
     def way_back(self) -> str:
-        """What it takes to have it as it was before."""
+        """Return one line on how to reverse the operation."""
         d = self.details
         match self.kind:
             case "damaged":

@@ -1,67 +1,94 @@
-"""A session: one agent's conversation or job, its head, and its tree of checkpoints."""
+"""A session: the state of one agent, conversation or job, and its history of checkpoints."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast import blame as blaming
-from holdfast import diff as differing
-from holdfast import fields as fielding
-from holdfast import lineage, paths
-from holdfast.checkpoint import Checkpoint
-from holdfast.codec import load as loading
-from holdfast.codec import patch as patching
-from holdfast.codec import values
-from holdfast.codec.layout import lay_out
+from holdfast import ids
 from holdfast.errors import (
     CheckpointNotFound,
     InvalidRequest,
     NotSerializable,
     SessionExists,
 )
-from holdfast.lineage import Place
-from holdfast.logs import logger
-from holdfast.model import Operation, ToolCall
-from holdfast.models import revive
-from holdfast.operations import Operator
-from holdfast.revisions import Resolver, check_own
-from holdfast.runs import messages as talking
-from holdfast.runs.handles import Running
-from holdfast.source import StoredSource
-from holdfast.verify import verify_one
-from holdfast.watching import Watcher
-from holdfast.writing import Tip, Writer
+from holdfast.format import load as loading
+from holdfast.format import state_paths, values
+from holdfast.format.delta import lay_out
+from holdfast.format.typed_states import to_model
+from holdfast.history import blame as blaming
+from holdfast.history import checkpoint_fields as fielding
+from holdfast.history import diff as differing
+from holdfast.history import leases, lineage
+from holdfast.history import partial_load as partial_reads
+from holdfast.history.checkpoint import Checkpoint, SessionInfo
+from holdfast.history.checkpoint_fields import Details
+from holdfast.history.leases import Owner
+from holdfast.history.load_many import Series
+from holdfast.history.notes import Notes
+from holdfast.history.oplog import CHECKPOINT, OPERATION, NextStep, Operator, next_step
+from holdfast.history.partial_load import Items, Part
+from holdfast.history.revisions import Resolver, check_own
+from holdfast.history.search import Query, search
+from holdfast.history.sessions import describe
+from holdfast.history.token_usage import Totals, totals
+from holdfast.history.watch import Watcher
+from holdfast.history.writer import Parent, Writer
+from holdfast.log import logger
+from holdfast.model import NOTHING, Operation, ToolCall
+from holdfast.storage.rows import Address, SessionRow
+
+# As in store.py, methods import maintenance and runs when they need them.
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Unpack
 
-    from holdfast.backends.base import Reader
-    from holdfast.codec.nodes import Node
-    from holdfast.codec.records import Head
-    from holdfast.codec.streams import Writes
-    from holdfast.fields import Fields
-    from holdfast.retention import Plan, Retention
-    from holdfast.store import Store
-    from holdfast.verify import Report
+    from holdfast.format.item_streams import Source
+    from holdfast.format.nodes import Node
+    from holdfast.format.records import Head
+    from holdfast.history.checkpoint_fields import Fields
+    from holdfast.history.search import Filters
+    from holdfast.maintenance.retention import Plan, Retention
+    from holdfast.maintenance.verify import Report
+    from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.checkpoint_policy import Policy
+    from holdfast.runs.conversation import Conversation
+    from holdfast.runs.pending import MadeCall, Pending
+    from holdfast.runs.resume import RunTarget
+    from holdfast.runs.run import Run
+    from holdfast.storage.contract import Backend
+    from holdfast.storage.reader import Reader
+    from holdfast.storage.repository import Repository
 
     Revision = str | Checkpoint
     Path = str | tuple[str, ...]
+    Entry = Checkpoint | Operation | tuple[str, int]
 
 M = TypeVar("M")
+SAME: Any = object()
+"""Default of `Session.fork(state=…)`: the fork starts with the state of its origin."""
+_FIRST_PAGE = 4
+"""Checkpoints in the first page of history(). Most callers want only the newest."""
 
 
-class Session(Running):
-    """A handle. Nothing is written until the first save.
+class Session:
+    """A handle on one session. Nothing is written before the first save.
 
-    A handle expects the head that it last loaded, saved or refreshed; a save onto another head
-    raises HeadMoved. Safe to use from many threads; their saves are made one after the other.
+    A handle remembers the head that it last loaded, saved or refreshed. If another writer has moved
+    the head since then, a save raises HeadMoved and writes nothing. A handle is safe to use from
+    many threads. Their saves run one after the other.
+
+    A revision is a Checkpoint or a string that names one: an id or an unambiguous prefix of it, a
+    label, "label:x", "tag:x", "key:x", "step:3", "@" (the head) or "@~3" (three checkpoints before
+    it). Without a revision, methods use the head.
     """
 
     def __init__(
         self,
-        store: Store,
+        repository: Repository,
         name: str,
         agent: str | None = None,
         reader: Reader | None = None,
@@ -75,24 +102,22 @@ class Session(Running):
             fielding.check_text("parent", parent)
         self.name, self.agent, self.parent = name, agent, parent
         self.repaired: tuple[ToolCall, ...] = ()
-        """What the last load(repair=True) has closed."""
-        self.store = store
-        self.tidy_at: int | None = None
-        """The seq from which on the store's own retention looks at this session again."""
+        """The tool calls that the last load(repair=True) has closed."""
+        self._repository = repository
         self._lock = threading.RLock()
-        self._writer = Writer(store, name)
+        repository.after_fork(self, Session._reset_lock)
+        self._writer = Writer(repository, name)
         self._operator = Operator(self._writer)
-        store.keep(self)
         if reader is None:
             self.refresh()
         else:
-            self._writer.look(reader)
+            self._writer.read_head(reader)
 
     def __repr__(self) -> str:
         return f"<Session {self.name!r}>"
 
-    def reset_lock(self) -> None:
-        """In a forked child: whoever held the lock is not here."""
+    def _reset_lock(self) -> None:
+        """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._lock = threading.RLock()
 
     # -- writing -------------------------------------------------------------------------------
@@ -100,59 +125,40 @@ class Session(Running):
     def save(
         self, state: Any, *, parent: Revision | None = None, **fields: Unpack[Fields]
     ) -> Checkpoint:
-        """Make `state` the session's next checkpoint, durable when this returns.
+        """Save `state` as the session's next checkpoint, and return that checkpoint.
 
-        Costs what changed since the parent. `parent` makes a sibling on purpose: a child of that
-        checkpoint, to which the head moves.
+        When this returns, the checkpoint is durable, as open(durability=…) says. Only the parts
+        that differ from the parent are written. The parent is the head. With `parent`, the new
+        checkpoint becomes a child of that checkpoint instead, and the head moves to the new one.
+
+        `fields` describe the checkpoint: label, tags, trigger, status, reason, usage, pending,
+        hint, meta and key.
+
+        Raises HeadMoved if another writer has moved the head, SessionBusy if a run has the session,
+        KeyTaken if another checkpoint of the session has the key, and NotSerializable if a value
+        cannot be stored exactly. Nothing is written then.
         """
         try:
-            with self._lock:
+            with self._lock, self._repository.measure("save", self.name):
                 tip = None if parent is None else self._parent(parent)
-                return self._save(state, tip, *self._fields(fields))
+                return self._writer.save(state, self._details(fields), tip)
         except NotSerializable:
-            values.check(state, "state")  # raises again, with the whole path
+            values.check(state, "state")  # raises again, with the full path
             values.check(fields, "fields")
             raise
 
-    def _save(
-        self,
-        state: Any,
-        parent: Tip | None,
-        label: str | None,
-        tags: tuple[str, ...],
-        extra: dict[str, Any],
-    ) -> Checkpoint:
-        writer = self._writer
-        if parent is None and not (label or tags):
-            checkpoint = writer.save(state, extra)
-            if checkpoint is not None:
-                return self._saved(checkpoint)
-        return self._saved(
-            writer.checkpoint(
-                "save", lambda old, out: lay_out(state, old, out), extra, label, tags, parent
-            )
-        )
-
     def append(self, path: Path, *items: Any, **fields: Unpack[Fields]) -> Checkpoint:
-        """Add items to the list at `path`; nothing else of the state is touched or encoded."""
+        """Add items to the end of the list at `path`, as a new checkpoint. Return it.
+
+        The rest of the state is neither touched nor encoded again. A path is "messages",
+        "plan.steps" or a tuple of keys. Write a key that contains a dot as "['a.b']" or ("a.b",).
+        `fields` and errors are those of save().
+        """
         try:
-            label, tags, extra = self._fields(fields)
-            with self._lock:
-                writer = self._writer
-                if not (label or tags):
-                    checkpoint = writer.append(path, items, extra)
-                    if checkpoint is not None:
-                        return self._saved(checkpoint)
-                if not items:
-                    raise InvalidRequest("append() needs at least one item")
-                where = paths.parse(path)
-
-                def build(old: Node | None, out: Writes) -> Node:
-                    return patching.append(old, where, items, out)
-
-                return self._saved(writer.checkpoint("append", build, extra, label, tags))
+            with self._lock, self._repository.measure("append", self.name):
+                return self._writer.append(path, items, self._details(fields))
         except NotSerializable:
-            values.check(items, f"new items of {differing.dotted(paths.parse(path))}")
+            values.check(items, f"new items of {state_paths.dotted(state_paths.parse_delta(path))}")
             values.check(fields, "fields")
             raise
 
@@ -164,130 +170,311 @@ class Session(Running):
         drop: Sequence[Path] = (),
         **fields: Unpack[Fields],
     ) -> Checkpoint:
-        """Several deltas in one checkpoint: lists grown, values set, keys dropped.
+        """Make several changes to the state in one checkpoint, and return it.
 
-        A path is a key of the state, or a tuple of keys.
+        `append` adds items to the lists at its paths, `set` replaces the values at its paths, and
+        `drop` removes keys. Paths are as in append(); `fields` and errors are those of save().
         """
-        grown, assigned = paths.deltas(append, "append"), paths.deltas(set, "set")
-        paths.check_deltas(grown, assigned, drop)
-
-        def build(node: Node | None, out: Writes) -> Node:
-            for path, value in assigned.items():
-                node = patching.assign(node, paths.parse(path), value, out)
-            for path, items in grown.items():
-                node = patching.append(node, paths.parse(path), items, out)
-            for path in drop:
-                node = patching.drop(node, paths.parse(path), out)
-            return node or patching.EMPTY
-
+        grown, assigned = state_paths.deltas(append, "append"), state_paths.deltas(set, "set")
+        state_paths.check_deltas(grown, assigned, drop)
         try:
-            label, tags, extra = self._fields(fields)
-            with self._lock:
-                return self._saved(self._writer.checkpoint("patch", build, extra, label, tags))
+            with self._lock, self._repository.measure("patch", self.name):
+                return self._writer.patch(grown, assigned, drop, self._details(fields))
         except NotSerializable:
             for path, value in assigned.items():
-                values.check(value, differing.dotted(paths.parse(path)))
+                values.check(value, state_paths.dotted(state_paths.parse_delta(path)))
             for path, items in grown.items():
-                values.check(items, f"new items of {differing.dotted(paths.parse(path))}")
+                values.check(
+                    items, f"new items of {state_paths.dotted(state_paths.parse_delta(path))}"
+                )
             values.check(fields, "fields")
             raise
 
-    def _fields(self, fields: Fields) -> tuple[str | None, tuple[str, ...], dict[str, Any]]:
-        """Label, tags, and what goes into the record."""
-        label, tags, extra = fielding.check(fields) if fields else (None, (), {})
-        if self.agent is not None:
-            extra["agent"] = self.agent
-        if self.parent is not None:
-            extra["child_of"] = self.parent
-        return label, tags, extra
+    def _details(self, fields: Fields) -> Details:
+        """Return the fields of the next checkpoint, with the agent and parent of this handle."""
+        return fielding.of_session(fields, self.agent, self.parent)
 
-    def _saved(self, checkpoint: Checkpoint) -> Checkpoint:
-        if self.store.tidier is not None:
-            self.store.tidier.after_save(self, checkpoint.seq)
-        return checkpoint
-
-    def _parent(self, revision: Revision) -> Tip:
-        with self.store.backend.reader() as reader:
+    def _parent(self, revision: Revision) -> Parent:
+        with self._repository.reader() as reader:
             place = self._place(reader, revision)
             if place.session != self._writer.number:
                 raise InvalidRequest(
                     "a parent must lie in the same session", hint="fork() from another session"
                 )
-            return Tip.read(reader, place)
+            return Parent.read(reader, place)
 
-    def fork(self, name: str, at: Revision | None = None) -> Session:
-        """A new session that begins with this one's state at `at` (the head). No data is copied."""
-        with self.store.backend.reader() as reader:
+    def fork(
+        self,
+        name: str,
+        at: Revision | None = None,
+        *,
+        state: Any = SAME,
+        **fields: Unpack[Fields],
+    ) -> Session:
+        """Make a new session that starts with the state at `at` (default: the head). Return it.
+
+        No data is copied: both sessions share what they have in common. With `state`, the first
+        checkpoint of the fork holds that state instead, and only the parts that differ from the
+        state at `at` are written. Raises SessionExists if the name is taken.
+        """
+        details = fielding.of_session(fields, self.agent, None)
+        with self._repository.reader() as reader:
             place = self._place(reader, at)
-            tip = Tip.read(reader, place) if at is not None else self._writer.head_at(reader, place)
+            tip = (
+                Parent.read(reader, place)
+                if at is not None
+                else self._writer.head_at(reader, place)
+            )
             home = self.name
             if place.session != self._writer.number:
                 home = lineage.session_name(reader, place.session)
-            other = type(self)(self.store, name, self.agent, reader)
+            other = Session(self._repository, name, self.agent, reader)
             if other._writer.number is not None:
                 raise SessionExists(f"session {name!r} exists already")
-        other._writer.fork(tip, {"origin": home} | ({"agent": self.agent} if self.agent else {}))
+        details.extra["origin"] = home
+        try:
+            build = None if state is SAME else partial(lay_out, state)
+            other._writer.fork(tip, details, build)
+        except NotSerializable:
+            values.check(state, "state")  # raises again, with the full path
+            values.check(fields, "fields")
+            raise
         return other
 
     def rewind(self, revision: Revision) -> Checkpoint:
-        """Move the head to another checkpoint of this session.
+        """Move the head to another checkpoint of this session. Return that checkpoint.
 
-        Nothing is lost: what came after stays in the tree, and the next save makes a sibling.
+        Nothing is lost. Later checkpoints stay in the tree, and the next save makes a sibling of
+        them. undo() moves the head back.
         """
         with self._lock:
             self._operator.rewind(lambda reader: self._own_place(reader, revision))
             return self.get()
 
     def tag(self, revision: Revision | None, *tags: str) -> Checkpoint:
-        """Add tags to a checkpoint."""
+        """Add tags to a checkpoint (None: the head), and return it. It keeps the tags it has."""
         checked = fielding.check_tags(tags)
         with self._lock:
             done = self._operator.tag(lambda reader: self._own_place(reader, revision), checked)
             return self._at(done.details["seq"])
 
     def label(self, revision: Revision | None, label: str) -> Checkpoint:
-        """Give a checkpoint a label, in place of the one it has."""
+        """Set the label of a checkpoint (None: the head), and return it.
+
+        It replaces the old label.
+        """
         checked = fielding.check_text("label", label)
         with self._lock:
             done = self._operator.label(lambda reader: self._own_place(reader, revision), checked)
             return self._at(done.details["seq"])
 
-    def delete(self, revision: Revision | None = None) -> Operation:
-        """Delete a checkpoint, or without a revision the whole session.
+    def delete(
+        self, revision: Revision | None = None, *, expect: Revision | None = None
+    ) -> Operation:
+        """Delete one checkpoint, or without a revision the whole session. Return the operation.
 
-        It is hidden at once, and undo() brings it back until gc() has freed it.
+        The checkpoint or session disappears at once. undo() restores it until gc() has freed it.
+        The operation's `deleted` is the number of deleted checkpoints. Its `forks` names the
+        sessions that were forked from them; these keep the data that they share.
+
+        Raises InvalidRequest for the head, and for a checkpoint that an interrupted run continues
+        from. With `expect`, raises HeadMoved if the head is not that checkpoint.
         """
         with self._lock:
+            expected = None if expect is None else self.get(expect).id
             if revision is None:
-                return self._operator.delete_session()
-            return self._operator.delete(lambda reader: self._own_place(reader, revision))
+                return self._operator.delete_session(expected)
+            return self._operator.delete(lambda reader: self._own_place(reader, revision), expected)
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> Plan:
-        """Delete what a rule does not keep; with `dry_run` only say what would go, and why."""
+        """Delete the checkpoints that a rule does not keep. Return the plan.
+
+        The plan lists the deleted checkpoints with the reasons. With `dry_run`, nothing is deleted.
+        """
         if getattr(rule, "store_bytes", None) is not None:
             raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
-        with self._lock:
-            return self._operator.prune(rule, dry_run=dry_run)
+        from holdfast.maintenance.prune import prune
 
-    def clean_up(self, rule: Retention) -> Plan:
-        """What the store does by itself: prune, without a trace in undo()."""
         with self._lock:
-            return self._operator.prune(rule, automatic=True)
+            return prune(self._operator, rule, dry_run=dry_run)
 
-    def undo(self) -> Operation:
-        """Take back the newest operation that was not undone yet, a save as well as any other."""
-        with self._lock:
-            return self._operator.undo()
+    def undo(self, *, expect: Entry | None = None) -> Operation:
+        """Undo the newest operation that is not undone yet. Return the new operation.
 
-    def redo(self) -> Operation:
-        """Take back the newest undo, unless something else was done since."""
+        A save is an operation, too. With `expect`, raises Conflict unless that entry is the one to
+        undo. An entry is an Operation, a Checkpoint (for the save that made it), ("operation",
+        number) or ("checkpoint", seq). Raises InvalidRequest if there is nothing to undo.
+        """
         with self._lock:
-            return self._operator.redo()
+            return self._operator.undo(_reference(expect))
+
+    def redo(self, *, expect: Entry | None = None) -> Operation:
+        """Undo the newest undo(), if nothing else was done since. Return the new operation.
+
+        With `expect`, raises Conflict unless that entry is the one to restore; entries are those of
+        undo(). Raises InvalidRequest if there is nothing to redo.
+        """
+        with self._lock:
+            return self._operator.redo(_reference(expect))
+
+    def next_undo(self) -> NextStep:
+        """Return what undo() would do now. Raises the errors that it would raise."""
+        with self._repository.reader() as reader:
+            return next_step(reader, self.name)
+
+    def next_redo(self) -> NextStep:
+        """Return what redo() would do now. Raises the errors that it would raise."""
+        with self._repository.reader() as reader:
+            return next_step(reader, self.name, redo=True)
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        policy: Policy | None = None,
+        name: str | None = None,
+        state: Any = None,
+        takeover: bool = False,
+        resume: bool | None = None,
+        sigterm: bool = False,
+    ) -> Run:
+        """Run the session: `with session.run() as run`. An interrupted run is resumed.
+
+        `policy` decides when the run takes checkpoints; the default is after every turn. `name`
+        names a new run. `state` is the first state of a new session. If the session exists, `state`
+        must equal the state that this run starts or once started with; otherwise InvalidRequest is
+        raised.
+
+        `resume=True` resumes an interrupted run, and raises InvalidRequest if there is none. With a
+        `name` as well, it resumes only the run of that name, and raises NotFound for another.
+        `resume=False` always starts a new run.
+
+        While another live worker runs the session, entering the run raises SessionBusy.
+        `takeover=True` takes the session even then; the other worker's next write raises Fenced.
+        `sigterm=True` halts the run on SIGTERM; this works in the main thread only.
+        """
+        from holdfast.runs.run import Run
+        from holdfast.runs.run_core import RunCore
+
+        core = RunCore(
+            run_target(self), policy=policy, name=name, state=state, takeover=takeover,
+            resume=resume,
+        )  # fmt: skip
+        return Run(core, sigterm=sigterm)
+
+    def pending(self) -> list[Pending]:
+        """Return the calls that have not ended, and the questions that runs wait for."""
+        from holdfast.runs.pending import of_session
+
+        with self._repository.reader() as reader:
+            return of_session(reader, self._number(reader), self.name)
+
+    def calls(self) -> list[MadeCall]:
+        """Return all steps, tool calls and questions of the session's runs, by their first call."""
+        from holdfast.runs.pending import made
+
+        with self._repository.reader() as reader:
+            return [*made(reader, self._number(reader), self.name)]
+
+    def tool_calls(self) -> list[MadeCall]:
+        """Return the tool calls among calls()."""
+        return [call for call in self.calls() if call.kind == "tool"]
+
+    def resolve(
+        self, key: str | Pending, *, result: Any = NOTHING, rerun: bool = False, skip: bool = False
+    ) -> None:
+        """Decide a call in doubt: a call that began, but whose end was never recorded.
+
+        Give exactly one of `result=…` (it had its effect, with this result), `rerun=True` (make it
+        again) and `skip=True` (leave it out). The run uses the decision when it is resumed.
+
+        A string is the key of the call, and means its newest attempt. A Pending means the attempt
+        that it was listed for. Raises AlreadyDecided if the call has ended, Conflict if it was
+        begun again since, SessionBusy while a live worker may still make the call, and NotFound if
+        there is no such call.
+        """
+        from holdfast.runs.pending import Verdict, resolve
+
+        verdict = Verdict(result, rerun=rerun, skip=skip)
+        with self._repository.reader() as reader:
+            number = self._number(reader)
+        resolve(self._repository.backend, number, self.name, key, verdict)
+
+    def answer(self, name: str | Pending, value: Any) -> None:
+        """Answer a question that a run waits for. The run reads the answer when it is resumed.
+
+        A string is the key or the name of the question. A Pending means exactly the question that
+        it was listed for. The first answer is final: a second one raises AlreadyDecided.
+        """
+        from holdfast.runs.pending import answer
+
+        with self._repository.reader() as reader:
+            number = self._number(reader)
+        answer(self._repository.backend, number, self.name, name, value)
+
+    def owner(self) -> Owner | None:
+        """Return the process that runs the session now, or None."""
+        with self._repository.reader() as reader:
+            number, _, head = self._own_head(reader)
+            found = leases.holder(reader, number, head)
+            return None if found is None else found[1].owner
+
+    def abandoned(self) -> Abandoned | None:
+        """Return the session's run if it can be resumed, or None: it died, failed or halted."""
+        from holdfast.runs.abandoned import abandoned_run
+
+        with self._repository.reader() as reader:
+            return abandoned_run(reader, self._number(reader))
+
+    def notes(self) -> Notes:
+        """Return the notes of the session, for facts that are stored before the next checkpoint."""
+        return Notes(self._repository.backend, self.name)
+
+    def usage(self) -> Totals:
+        """Return tokens and cost of the session, its children, and its history before a fork."""
+        with self._repository.reader() as reader:
+            return totals(reader, self._number(reader), self.name)
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        budget: float | None = None,
+        count: Callable[[dict[str, Any]], float] | None = None,
+        key: str = "messages",
+    ) -> Conversation:
+        """Return the conversation in the session's state, or a new one; see Conversation.
+
+        `system` sets the system prompt. `budget` is the default limit of window(), in the unit of
+        `count`, which returns the tokens of one message; the default estimates them. `key` is the
+        key of the message list in the state.
+        """
+        from holdfast.runs.conversation import Conversation
+
+        return Conversation(
+            self, lambda: self._lock, self._expected,
+            system=system, budget=budget, count=count, key=key,
+        )  # fmt: skip
+
+    def _expected(self) -> str | None:
+        """Return the id of the checkpoint that this handle expects to be the head."""
+        tip = self._writer.parent
+        return None if tip is None else ids.to_text(tip.id)
+
+    def _number(self, reader: Reader) -> int:
+        return lineage.find_session(reader, self.name)
 
     # -- reading -------------------------------------------------------------------------------
 
     @overload
-    def load(self, revision: Revision | None = None, *, repair: bool = False) -> Any: ...
+    def load(
+        self,
+        revision: Revision | None = None,
+        *,
+        path: state_paths.Path | None = None,
+        repair: bool = False,
+    ) -> Any: ...
     @overload
     def load(
         self, revision: Revision | None = None, *, as_: type[M], repair: bool = False
@@ -297,33 +484,104 @@ class Session(Running):
         revision: Revision | None = None,
         *,
         as_: type[Any] | None = None,
+        path: state_paths.Path | None = None,
         repair: bool = False,
     ) -> Any:
-        """The state at `revision` (the head), every byte checked. `as_` makes it a model again.
+        """Return the state at `revision` (default: the head). Every byte is verified on the way.
 
-        `repair` closes tool calls without a result, so that a model can be asked again, and tells
-        which in `repaired`; what is stored stays as it is.
+        With `as_`, the state is converted to that model or dataclass. Loading the head also makes
+        it the expected head of this handle.
+
+        With `path`, only the value at that path is read and returned, such as "plan.budget".
+
+        With `repair`, every tool call that has no result gets one which says that it was
+        interrupted, so that the conversation can be sent to a model again. `repaired` then lists
+        these calls. The stored state does not change.
+
+        Raises CheckpointNotFound or SessionNotFound if there is nothing to load, NotFound if the
+        state has no such path, and Corrupt if stored bytes are damaged.
         """
-        with self._lock, self.store.backend.reader() as reader:
+        if path is not None:
+            return self._load_part(revision, path, as_, repair=repair)
+        measured = self._repository.measure("load", self.name)
+        with measured, self._lock, self._repository.reader() as reader:
             place = self._place(reader, revision)
             row = lineage.read_row(reader, place)
-            state = loading.load(
-                row.root, row.record.size, StoredSource(self.store.backend, reader)
-            )
+            state = loading.load(row.root, row.record.size, self._repository.data(reader))
             if revision is None:
-                self._writer.look(reader)
+                self._writer.read_head(reader)
         if repair:
-            state, calls = talking.repaired(state)
+            from holdfast.runs.messages import repaired
+
+            state, calls = repaired(state)
             self.repaired = tuple(calls)
             if calls:
                 logger.warning("session %r: %d calls without a result", self.name, len(calls))
-        return state if as_ is None else revive(state, as_)
+        return state if as_ is None else to_model(state, as_)
+
+    def _load_part(
+        self,
+        revision: Revision | None,
+        path: state_paths.Path,
+        as_: type[Any] | None,
+        *,
+        repair: bool,
+    ) -> Any:
+        if as_ is not None or repair:
+            raise InvalidRequest("path cannot be combined with as_ or repair")
+        with self._opened(revision) as (root, source):
+            return partial_reads.value(root, path, source)
+
+    def part(
+        self,
+        path: state_paths.Path = (),
+        revision: Revision | None = None,
+        *,
+        start: int = 0,
+        limit: int = 100,
+    ) -> Part:
+        """Return an outline of the value at a path, with `limit` of its entries from `start` on.
+
+        Nothing else of the state is read. An empty path is the whole state. Raises NotFound if the
+        state has no such path.
+        """
+        with self._opened(revision) as (root, source):
+            return partial_reads.part(root, path, source, start, limit)
+
+    def items(
+        self,
+        path: state_paths.Path,
+        revision: Revision | None = None,
+        *,
+        start: int | None = None,
+        limit: int = 100,
+    ) -> Items:
+        """Return at most `limit` items from `start` on of the list at a path; the last by default.
+
+        Nothing else of the state is read. Raises NotFound if there is no list at the path.
+        """
+        with self._opened(revision) as (root, source):
+            return partial_reads.items(root, path, source, start, limit)
+
+    @contextmanager
+    def _opened(self, revision: Revision | None) -> Iterator[tuple[Node, Source]]:
+        """Yield the root of a state, and the source to read the rest of it from."""
+        with self._repository.reader() as reader:
+            root = lineage.read_row(reader, self._place(reader, revision)).node()
+            yield root, self._repository.data(reader)
+
+    def series(self) -> Series:
+        """Return a Series, which loads many states of this session and reads shared items once."""
+        return Series(self._repository.backend, self.name)
 
     def refresh(self) -> Checkpoint | None:
-        """Take the session's present head as the expected one."""
-        with self._lock, self.store.backend.reader() as reader:
-            self._writer.look(reader)
-            number, tip = self._writer.number, self._writer.tip
+        """Make the present head the expected head of this handle, and return it.
+
+        After HeadMoved, this allows the next save. Returns None if the session has no checkpoint.
+        """
+        with self._lock, self._repository.reader() as reader:
+            self._writer.read_head(reader)
+            number, tip = self._writer.number, self._writer.parent
             if number is None or tip is None:
                 return None
             if self.agent is None:
@@ -332,99 +590,174 @@ class Session(Running):
 
     @property
     def head(self) -> Checkpoint | None:
-        """The newest checkpoint of the line the session is on, as it is in the store now."""
-        with self.store.backend.reader() as reader:
+        """The current head in the store, which may be newer than the expected one.
+
+        None if there is none.
+        """
+        with self._repository.reader() as reader:
             if reader.session(self._writer.raw_name) is None or not self._own_head(reader)[2].seq:
                 return None
             return self._checkpoint(reader, self._place(reader, None))
 
     @property
     def step(self) -> int:
-        """The head's step; 0 before the first save."""
+        """The step number of the head; 0 before the first save."""
         head = self.head
         return head.step if head else 0
 
     def __len__(self) -> int:
-        """How many checkpoints the session has, on all branches."""
-        with self.store.backend.reader() as reader:
+        """Return the number of checkpoints, on all branches."""
+        with self._repository.reader() as reader:
             found = reader.session(self._writer.raw_name)
-            return lineage.count(reader, found[0]) if found else 0
+            return lineage.count(reader, found.number) if found else 0
 
     def __bool__(self) -> bool:
+        """Return True: a session without checkpoints is not false."""
         return True
 
     def exists(self) -> bool:
-        with self.store.backend.reader() as reader:
+        """Return whether the store has a session of this name. A deleted session does not count."""
+        with self._repository.reader() as reader:
             return reader.session(self._writer.raw_name) is not None
 
+    def info(self) -> SessionInfo:
+        """Return the session with its head and counts. Parts that cannot be read are left out.
+
+        Raises SessionNotFound if there is no session of this name.
+        """
+        with self._repository.reader() as reader:
+            number = self._number(reader)
+            return describe(
+                reader, reader.session_by_number(number) or SessionRow(number, b"", b"")
+            )
+
+    def forks(self) -> dict[int, list[str]]:
+        """Return the names of the sessions that were forked from each checkpoint, by its seq."""
+        return lineage.forks(self._repository.backend, self._writer.raw_name)
+
     def get(self, revision: Revision | None = None) -> Checkpoint:
-        with self.store.backend.reader() as reader:
+        """Return the checkpoint at `revision` (default: the head), without its state.
+
+        Raises CheckpointNotFound or AmbiguousRevision if the revision names none or several.
+        """
+        with self._repository.reader() as reader:
             return self._checkpoint(reader, self._place(reader, revision))
 
     def history(self, revision: Revision | None = None) -> Iterator[Checkpoint]:
-        """The head (or `revision`) and its ancestors, newest first, across forks."""
-        with self.store.backend.reader() as reader:
+        """Yield the head (or `revision`) and its ancestors, newest first, across forks."""
+        with self._repository.reader() as reader:
             if reader.session(self._writer.raw_name) is None:
                 return
             head = self._own_head(reader)[2]
             if revision is None and not head.seq:
                 return
-            at: Place | None = self._place(reader, revision)
+            at: Address | None = self._place(reader, revision)
             parent = head.parent if revision is None else None
+        limit = _FIRST_PAGE
         while at is not None:
-            # A page at a time, so that no view stays open while the caller works.
-            with self.store.backend.reader() as reader:
-                page, at = lineage.page(reader, at, parent)
-            parent = None
+            # Read a page at a time, so that no view of the store stays open while the caller works.
+            with self._repository.reader() as reader:
+                page, at, parent = lineage.page(reader, at, parent, limit)
+            limit = min(4 * limit, lineage.HISTORY_PAGE)
             yield from page
 
-    def tree(self, *, newest_first: bool = False) -> Iterator[Checkpoint]:
-        """Every checkpoint of the session, on all branches, in the order of their commits."""
-        name, raw, backend = self.name, self._writer.raw_name, self.store.backend
-        return lineage.tree(backend, raw, name, newest_first=newest_first)
+    def tree(
+        self, *, newest_first: bool = False, before: int | None = None
+    ) -> Iterator[Checkpoint]:
+        """Yield every checkpoint of the session, on all branches, in commit order.
+
+        `before` leaves out the checkpoints from that seq on.
+        """
+        name, raw, backend = self.name, self._writer.raw_name, self._repository.backend
+        high = None if before is None else before - 1
+        return lineage.tree(backend, raw, name, newest_first=newest_first, high=high)
+
+    def find(
+        self,
+        *,
+        text: str | None = None,
+        before: str | Checkpoint | None = None,
+        limit: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that match all filters, on all branches, newest first.
+
+        The filters are those of Store.find(), without `agent`.
+        """
+        query = Query.of(filters, text=text)
+        backend = self._repository.backend
+        return (hit.checkpoint for hit in search(backend, query, before, limit, self.name))
 
     def ops(self) -> list[Operation]:
-        """Rewinds and annotations, oldest first. (A save's operation is its checkpoint.)"""
-        with self.store.backend.reader() as reader:
+        """Return the operations other than saves, oldest first: rewinds, labels, tags, deletions.
+
+        A save's operation is its checkpoint.
+        """
+        with self._repository.reader() as reader:
             number, _, head = self._own_head(reader)
             return lineage.operations(reader, number, self.name, head.operations)
 
     def watch(
         self, *, interval: float = 0.1, patience: float | None = None
     ) -> Iterator[Checkpoint | Operation]:
-        """Checkpoints and operations as they land from now on, whoever makes them.
+        """Yield checkpoints and operations of any process, as they are committed from now on.
 
-        Ends after `patience` seconds without any, and when the store is closed.
+        Ends when nothing was committed for `patience` seconds, and when the store is closed.
+        `interval` is the pause between two checks, in seconds.
         """
-        return Watcher(self.store.backend, self.name).follow(interval, patience)
+        return Watcher(self._repository.backend, self.name).follow(interval, patience)
 
     def diff(self, a: Revision, b: Revision | None = None) -> differing.Diff:
-        """What changed from `a` to `b` (the head), reading only what differs."""
-        with self.store.backend.reader() as reader:
-            left, right = (lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b))
-            return differing.diff(left, right, StoredSource(self.store.backend, reader))
+        """Return the changes from `a` to `b` (default: the head).
 
-    def blame(self, path: blaming.Path, revision: Revision | None = None) -> Checkpoint:
-        """The checkpoint in which the value at `path` ("plan.budget") last changed."""
-        with self.store.backend.reader() as reader:
+        Only parts that differ are read.
+        """
+        with self._repository.reader() as reader:
+            left, right = (lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b))
+            return differing.diff(left, right, self._repository.data(reader))
+
+    def changes(self, revision: Revision | None = None) -> differing.Changes:
+        """Return what a checkpoint changed (default: the head), against the nearest ancestor.
+
+        Damaged and pruned ancestors are skipped. The whole state of a first checkpoint counts as
+        added.
+        """
+        with self._repository.reader() as reader:
             place = self._place(reader, revision)
-            source = StoredSource(self.store.backend, reader)
+            return differing.changes(reader, place, self._repository.data(reader))
+
+    def blame(self, path: state_paths.Path, revision: Revision | None = None) -> Checkpoint:
+        """Return the checkpoint in which the value at `path` last changed.
+
+        `path` is for example "plan.budget". The search starts at `revision` (default: the head) and
+        follows its ancestors.
+        """
+        with self._repository.reader() as reader:
+            place = self._place(reader, revision)
+            source = self._repository.data(reader)
             found = blaming.blame(reader, source, place, path)
-            return lineage.page(reader, found)[0][0]  # as in history(), if need be without a name
+            # As in history(): a session whose name cannot be read does not fail here.
+            return lineage.page(reader, found, limit=1)[0][0]
 
     def verify(self, revision: Revision | None = None, *, read_data: bool = True) -> Report:
-        """Check this session, or one checkpoint; with `read_data` every byte of the states."""
+        """Check this session, or one checkpoint, and return a report. Damage does not raise.
+
+        With `read_data`, every byte of the states is read and checked as well. The report on one
+        checkpoint lists only its own damage, not that of its ancestors.
+        """
+        from holdfast.maintenance.verify import verify, verify_one
+
         if revision is None:
-            return self.store.verify(read_data=read_data, sessions=[self.name])
-        with self.store.backend.reader() as reader:
+            return verify(self._repository.backend, read_data=read_data, sessions=[self.name])
+        with self._repository.reader() as reader:
             place = self._place(reader, revision)
-        return verify_one(self.store.backend, place, read_data=read_data)
+        return verify_one(self._repository.backend, place, read_data=read_data)
 
     def _own_head(self, reader: Reader) -> tuple[int, bytes, Head]:
         number = lineage.find_session(reader, self.name)
         return number, *lineage.read_head(reader, number)
 
-    def _place(self, reader: Reader, revision: Revision | None) -> Place:
+    def _place(self, reader: Reader, revision: Revision | None) -> Address:
         if isinstance(revision, Checkpoint):
             revision = revision.id
         if revision is not None:
@@ -433,17 +766,37 @@ class Session(Running):
         number, _, head = self._own_head(reader)
         if not head.seq:
             raise CheckpointNotFound(f"session {self.name!r} has no checkpoint")
-        return Place(number, head.seq)
+        return Address(number, head.seq)
 
-    def _own_place(self, reader: Reader, revision: Revision | None) -> Place:
-        """A checkpoint of this very session."""
+    def _own_place(self, reader: Reader, revision: Revision | None) -> Address:
+        """Return the address of a checkpoint. Raises InvalidRequest if it is in another session."""
         own = lineage.find_session(reader, self.name)
         return check_own(reader, own, self._place(reader, revision))
 
     def _at(self, seq: int) -> Checkpoint:
-        with self.store.backend.reader() as reader:
+        with self._repository.reader() as reader:
             number = lineage.find_session(reader, self.name)
-            return self._checkpoint(reader, Place(number, seq))
+            return self._checkpoint(reader, Address(number, seq))
 
-    def _checkpoint(self, reader: Reader, place: Place) -> Checkpoint:
-        return lineage.dress(reader, place, lineage.read_row(reader, place).record)
+    def _checkpoint(self, reader: Reader, place: Address) -> Checkpoint:
+        return lineage.to_checkpoint(reader, place, lineage.read_row(reader, place).record)
+
+
+def _reference(expect: Entry | None) -> tuple[str, int] | None:
+    """Return the kind and number of an entry in the operation log; None for None."""
+    if isinstance(expect, Checkpoint):
+        return (CHECKPOINT, expect.seq)
+    return (OPERATION, expect.number) if isinstance(expect, Operation) else expect
+
+
+def backend_of(session: Session) -> Backend:
+    """Return the backend of a session, for other modules of this package."""
+    return session._repository.backend  # noqa: SLF001
+
+
+def run_target(session: Session) -> RunTarget:
+    """Return a session's data that a run needs, for other modules of this package."""
+    from holdfast.runs.resume import RunTarget
+
+    repository = session._repository  # noqa: SLF001
+    return RunTarget(repository, session.name, session.agent, session.parent, session)

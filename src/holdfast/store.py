@@ -1,50 +1,50 @@
-"""A store: where sessions live."""
+"""A store: opens a storage, gives out its sessions, and maintains the whole."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import threading
-import weakref
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast import archive, lineage
-from holdfast.backends.opening import open_backend
-from holdfast.cache import Images
-from holdfast.checkpoint import Checkpoint, SessionInfo
-from holdfast.codec import records
-from holdfast.collect import Collected, collect
-from holdfast.errors import UNREADABLE, Corrupt, InvalidRequest, SessionBusy, SessionNotFound
-from holdfast.finding import Query, find
-from holdfast.logs import logger
-from holdfast.operations import Operator
-from holdfast.repair import Repaired, repair
-from holdfast.retention import Plan, Retention, within_store
-from holdfast.retention import check as check_rule
-from holdfast.revisions import find_in_store
-from holdfast.runs.handles import Overseeing
+from holdfast.errors import InvalidRequest
+from holdfast.history import leases, lineage
+from holdfast.history.checkpoint import Checkpoint, SessionInfo
+from holdfast.history.damage import Neighbours, neighbours
+from holdfast.history.diff import Comparison, compare
+from holdfast.history.revisions import find_in_store, id_length
+from holdfast.history.search import Hit, Query, search
+from holdfast.history.sessions import deleted, recent, sessions
+from holdfast.history.watch import Watcher
+from holdfast.log import logger
 from holdfast.session import Session
-from holdfast.stats import Stats, stats
-from holdfast.tidying import Tidier
-from holdfast.transfer import Transferred, transfer
-from holdfast.verify import Report, verify
-from holdfast.watching import Watcher
-from holdfast.writing import Writer
+from holdfast.storage.repository import Repository
+from holdfast.storage.url import address, open_backend
+
+# The methods below import maintenance, runs and transfer when they need them. At the top, these
+# would take a third of the time of `holdfast log`: 220 ms of CPU instead of 150.
 
 if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
+    from typing import Unpack
 
-    from holdfast.backends.base import Backend, Reader
-    from holdfast.collect import Progress
-    from holdfast.model import Operation, Status
+    from holdfast.errors import HoldfastError
+    from holdfast.history.search import Filters
+    from holdfast.maintenance.autoprune import AutoPruner
+    from holdfast.maintenance.gc import Collected, GcProgress
+    from holdfast.maintenance.repair import RepairResult
+    from holdfast.maintenance.retention import Plan, Retention
+    from holdfast.maintenance.stats import Stats
+    from holdfast.maintenance.verify import Report
+    from holdfast.model import Operation
+    from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.pending import Pending
+    from holdfast.runs.run import Run
+    from holdfast.storage.contract import Backend
+    from holdfast.transfer.copy import Transferred
 
-
-_PAGE = 200
-_BLOCKS = {"session": 16, "stream": 256}
+CONCURRENCY = 32
+"""Default of resume_all(). aopen() has as many workers."""
 
 
 def open(
@@ -59,19 +59,26 @@ def open(
     schema: str | None = None,
     pool_size: int | None = None,
 ) -> Store:
-    """Open a store: a path (SQLite), "files:folder", "postgresql://…" or "memory:".
+    """Open a store, and create it if it does not exist.
 
-    `create=False` refuses to make a missing one. With durability="full" a checkpoint is on the disk
-    when save() returns; "normal" survives a crash of the process, but a power loss may take the
-    newest checkpoints. `timeout` bounds the wait for another process's commit, in seconds. With
-    `retention` sessions are pruned as they are saved to, and a thread frees what that leaves.
-    PostgreSQL alone knows `schema` ("holdfast") and `pool_size` (8 connections), and wants
-    create=True to make a store.
+    The address is a path (SQLite), "files:folder", "postgresql://…" or "memory:".
+
+    `create=True` also creates missing parent folders. `create=False` raises StoreNotFound if the
+    store is missing. PostgreSQL creates a store only with create=True. If open() raises, it leaves
+    nothing behind. `read_only=True` never creates a store, and writes to it raise Unavailable.
+
+    With durability="full", a checkpoint is on disk when save() returns. With "normal", it survives
+    a crash of the process, but a power loss may lose the newest checkpoints.
+
+    `cache_bytes` bounds the memory for recent states. `timeout` bounds the wait for a commit of
+    another process, in seconds. With `retention`, each save prunes its session by that rule, and a
+    background thread frees the deleted data. `schema` (default "holdfast") and `pool_size` (default
+    8 connections) are for PostgreSQL only.
     """
     if not isinstance(url, str | os.PathLike):
         raise InvalidRequest(f"not a store's address: {url!r}", hint='such as "agent.db"')
     _check_cache(cache_bytes)
-    _check_own(retention)
+    _check_retention(retention)
     backend = open_backend(
         url, create=create, read_only=read_only, durability=durability, timeout=timeout,
         schema=schema, pool_size=pool_size,
@@ -80,24 +87,36 @@ def open(
 
 
 def _check_cache(size: Any) -> None:
-    """Later is too late: images are kept when a checkpoint is durable already."""
+    """Raise InvalidRequest if `size` is not a number of bytes.
+
+    Otherwise the first save would raise, after its checkpoint became durable.
+    """
     if not isinstance(size, int) or size < 0:
         raise InvalidRequest(
             f"cache_bytes must be a number of bytes, not {size!r}", hint="0 keeps nothing in memory"
         )
 
 
-def _check_own(rule: Retention | None) -> None:
-    """By itself a store looks at one session at a time."""
+def _check_retention(rule: Retention | None) -> None:
+    """Raise InvalidRequest for a bad rule, or one with `store_bytes`: a save prunes one session."""
     if rule is None:
         return
-    check_rule(rule)
+    from holdfast.maintenance.retention import check
+
+    check(rule)
     if rule.store_bytes is not None:
         raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
 
 
-class Store(Overseeing):
-    """Sessions over a backend. A context manager; safe for threads, and after os.fork()."""
+def _log_damage(session: str, error: HoldfastError) -> None:
+    logger.warning("the open calls of session %r are unknown: %s", session, error.message)
+
+
+class Store:
+    """The sessions of one storage. Made by open(); `with` closes it at the end.
+
+    A store is safe to use from many threads, and in the child after os.fork().
+    """
 
     def __init__(
         self,
@@ -107,15 +126,9 @@ class Store(Overseeing):
         retention: Retention | None = None,
     ) -> None:
         _check_cache(cache_bytes)
-        self.backend = backend
-        self.tidier: Tidier | None = None
+        self._repository = Repository(backend, cache_bytes=cache_bytes)
+        self._pruner: AutoPruner | None = None
         self.retention = retention
-        self.session_type = Session
-        self.images = Images(cache_bytes)
-        self._lock = threading.Lock()
-        self._numbers: dict[str, tuple[int, int]] = {}
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        _stores.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -129,207 +142,297 @@ class Store(Overseeing):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Store {self.backend.name} {getattr(self.backend, 'path', '')}>"
+        backend = self._repository.backend
+        return f"<Store {backend.name} {getattr(backend, 'path', '')}>"
 
     def close(self) -> None:
-        """Idempotent. Handles of a closed store raise InvalidRequest."""
-        if self.tidier is not None:
-            self.tidier.wait()
-        self.backend.close()
+        """Close the store. Further use of it or its sessions raises InvalidRequest. Idempotent."""
+        self._repository.close()
+
+    @property
+    def kind(self) -> str:
+        """The kind of storage: "sqlite", "files", "postgresql" or "memory"."""
+        return self._repository.backend.name
+
+    @property
+    def address(self) -> str | None:
+        """The address that opens this store from any folder, without a password.
+
+        None for a store in memory.
+        """
+        return address(self._repository.backend)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store was opened for reading only. Writes raise Unavailable then."""
+        return self._repository.backend.read_only
 
     @property
     def retention(self) -> Retention | None:
-        """The rule by which sessions are pruned as they are saved to."""
-        return None if self.tidier is None else self.tidier.rule
+        """The rule that prunes a session on each save, or None. It can be set at any time."""
+        return None if self._pruner is None else self._pruner.rule
 
     @retention.setter
     def retention(self, rule: Retention | None) -> None:
-        _check_own(rule)
-        if self.tidier is not None:
-            self.tidier.wait()
-        self.tidier = None if rule is None else Tidier(self, rule)
+        _check_retention(rule)
+        others = [each for each in self._repository.observers if each is not self._pruner]
+        if self._pruner is not None:
+            self._pruner.close()
+        self._pruner = None
+        if rule is not None:
+            from holdfast.maintenance.autoprune import AutoPruner
+
+            self._pruner = AutoPruner(self._repository, rule)
+            others.append(self._pruner)
+        self._repository.observers = tuple(others)
 
     def session(
         self, name: str, *, agent: str | None = None, parent: str | Session | None = None
     ) -> Session:
-        """A handle on the session of this name. Nothing is written until the first save.
+        """Return a handle on the session of this name. Nothing is written before the first save.
 
-        What a session costs counts for its `parent`, too: the one that it works for.
+        `agent` is stored with the session. `parent` is the session that this one works for: the
+        usage of this session counts for its parent, too.
         """
         above = parent.name if isinstance(parent, Session) else parent
-        return self.session_type(self, name, agent, parent=above)
-
-    def keep(self, session: Session) -> None:
-        """Remember a handle, for as long as it lives."""
-        self._sessions.add(session)
+        return Session(self._repository, name, agent, parent=above)
 
     def get(self, id: str) -> Checkpoint:
-        """A checkpoint of any session, by its id or an unambiguous prefix."""
-        with self.backend.reader() as reader:
+        """Return a checkpoint of any session, by its id or an unambiguous prefix of the id.
+
+        Raises CheckpointNotFound or AmbiguousRevision if the id names none or several.
+        """
+        with self._repository.reader() as reader:
             place = find_in_store(reader, id)
-            return lineage.dress(reader, place, lineage.read_row(reader, place).record)
+            return lineage.to_checkpoint(reader, place, lineage.read_row(reader, place).record)
 
     def sessions(
         self,
         *,
         agent: str | None = None,
-        status: Status | None = None,
-        trigger: str | None = None,
-        tag: str | None = None,
-        label: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        since: dt.datetime | None = None,
-        until: dt.datetime | None = None,
         after: str | None = None,
+        **filters: Unpack[Filters],
     ) -> Iterator[SessionInfo]:
-        """Sessions by name, with their heads. A damaged one is listed and says so.
+        """Yield the sessions with their heads, ordered by name.
 
-        `agent` is the session's; the other filters are held against its head. What of them cannot
-        be read counts as a match. `after` goes on behind the session of that name.
+        `agent` is compared with the session; the other filters of find() with its head. A damaged
+        session is listed with a description of the damage, and a filter on a part that cannot be
+        read counts as a match. `after` starts behind the session of that name.
         """
-        Query(agent).check()
-        query = Query(None, status, trigger, tag, label, meta, since, until)
-        query.check()
-        if after is not None and not isinstance(after, str):
-            raise InvalidRequest(f"after must be the name of a session, not {after!r}")
-        at = None if after is None else records.encode_name(after)
-        while True:
-            with self.backend.reader() as reader:
-                rows = reader.sessions(at, _PAGE)
-                page = [self._info(reader, *row) for row in rows]
-            if not rows:
-                return
-            for info in page:
-                if info is not None and _may_match(info, agent, query):
-                    yield info
-            at = rows[-1][1]
+        return sessions(self._repository, agent, Query.of(filters), after)
+
+    def recent(self, checkpoints: int = 200) -> list[SessionInfo]:
+        """Return the sessions that the newest checkpoints belong to, newest first.
+
+        `checkpoints` is how many checkpoints are looked at.
+        """
+        with self._repository.reader() as reader:
+            return recent(reader, checkpoints)
+
+    def deleted(self) -> Iterator[SessionInfo]:
+        """Yield the sessions that are deleted and not freed yet: undo() brings them back."""
+        return deleted(self._repository)
+
+    def running(self) -> list[str]:
+        """Return the names of the sessions that a process runs now."""
+        with self._repository.reader() as reader:
+            numbers = leases.running(reader)
+            return sorted(lineage.session_name(reader, number) for number in numbers)
 
     def find(
         self,
         *,
         agent: str | None = None,
-        status: Status | None = None,
-        trigger: str | None = None,
-        tag: str | None = None,
-        label: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        since: dt.datetime | None = None,
-        until: dt.datetime | None = None,
         text: str | None = None,
         before: str | Checkpoint | None = None,
         limit: int | None = None,
+        **filters: Unpack[Filters],
     ) -> Iterator[Checkpoint]:
-        """Checkpoints of all sessions that match all that is given, the newest first.
+        """Yield the checkpoints of all sessions that match all filters, newest first.
 
-        With `agent` and nothing else to go by: session by session. `text` is looked for in every
-        string of a state. `before` goes on behind that checkpoint, or the one of that id.
+        The filters are `agent`, `text`, `status`, `trigger`, `tag`, `label`, `meta` (a dict whose
+        entries the meta of a checkpoint must have), `since` and `until` (datetimes with a zone).
+
+        If `agent` is given without label, tag, trigger and status, the order is session by session,
+        each with its newest checkpoint first. `text` searches all strings of a state. `before` is
+        the last checkpoint of the page before, or its id. `limit` bounds the number of results.
         """
-        query = Query(agent, status, trigger, tag, label, meta, since, until, text)
-        id = before.id if isinstance(before, Checkpoint) else before
-        return find(self.backend, query, id, limit)
+        query = Query.of(filters, agent=agent, text=text)
+        return (hit.checkpoint for hit in search(self._repository.backend, query, before, limit))
 
-    @staticmethod
-    def _info(reader: Reader, number: int, raw: bytes, body: bytes) -> SessionInfo | None:
-        """A line of the list; None for a session that is deleted."""
-        if records.former_name(number, raw) is not None:
-            return None
-        name, agent, head, count = records.shown_name(raw), None, None, 0
-        damage: list[str] = []
-        with _noted(damage):
-            name = records.decode_name(raw)
-            agent = records.unseal_session(number, raw, body).agent
-        with _noted(damage):
-            count = lineage.count(reader, number)
-        with _noted(damage):
-            _, at = lineage.read_head(reader, number)
-            place = lineage.Place(number, at.seq)
-            if at.seq:
-                head = lineage.dress(reader, place, lineage.read_row(reader, place).record)
-        return SessionInfo(name, agent, head, count, damage[0] if damage else None)
+    def search(
+        self,
+        *,
+        agent: str | None = None,
+        text: str | None = None,
+        before: str | Checkpoint | None = None,
+        limit: int | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        **filters: Unpack[Filters],
+    ) -> Iterator[Hit]:
+        """Yield the checkpoints of find(), each with the text around the match.
+
+        `stopped` is called during the search, which ends early once it returns True.
+        """
+        query = Query.of(filters, agent=agent, text=text)
+        return search(self._repository.backend, query, before, limit, stopped=stopped)
+
+    def compare(self, a: str | Checkpoint, b: str | Checkpoint) -> Comparison:
+        """Return the changes from `a` to `b`, and the way to each from their common ancestor.
+
+        Both are checkpoints of any session, or their ids. Only data that differs is read.
+        """
+        left, right = (c if isinstance(c, Checkpoint) else self.get(c) for c in (a, b))
+        return compare(self._repository, left, right)
+
+    def neighbours(
+        self, checkpoint: str | Checkpoint | tuple[str, int], *, limit: int = 12
+    ) -> Neighbours:
+        """Return what is known about a checkpoint whose record is damaged.
+
+        Its child and its ancestors are read instead of its record. `checkpoint` is a Checkpoint
+        that history() or tree() lists as damaged, the whole id of a checkpoint, or the name of its
+        session and its seq. `limit` bounds the number of ancestors.
+
+        Raises CheckpointNotFound or SessionNotFound if there is no such checkpoint.
+        """
+        with self._repository.reader() as reader:
+            return neighbours(reader, checkpoint, limit)
+
+    def id_length(self, checkpoints: Iterable[Checkpoint]) -> int:
+        """Return how many characters of these ids tell each from all others in the store."""
+        with self._repository.reader() as reader:
+            return id_length(reader, checkpoints)
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def pending(
+        self, *, on_damage: Callable[[str, HoldfastError], object] = _log_damage
+    ) -> list[Pending]:
+        """Return calls that have not ended and questions that runs wait for, of all sessions.
+
+        A session whose journal is damaged is left out. `on_damage` is then called with its name and
+        the error; by default, a warning is logged.
+        """
+        from holdfast.runs.pending import all_pending
+
+        out: list[Pending] = []
+        with self._repository.reader() as reader:
+            for name, found in all_pending(reader):
+                if isinstance(found, list):
+                    out += found
+                else:
+                    on_damage(name, found)
+        return out
+
+    def abandoned(self, *, halted: bool = False) -> list[Abandoned]:
+        """Return the runs whose process died. resume_all() resumes these.
+
+        With `halted`, return every run that can be resumed: also those that failed or halted.
+        """
+        from holdfast.runs.abandoned import abandoned
+
+        with self._repository.reader() as reader:
+            return [*abandoned(reader, halted=halted)]
+
+    def resume_all(
+        self, fn: Callable[[Run], Any], *, concurrency: int = CONCURRENCY, **options: Any
+    ) -> list[str]:
+        """Resume each abandoned run by `fn(run)`. Return the names of their sessions, in order.
+
+        At most `concurrency` runs are resumed at once, each in a thread; with 1, all run in the
+        thread of the caller. Runs that another worker takes first are skipped. An error in one run
+        is logged and recorded as the failure of that run; the others are still resumed. `options`
+        are those of Session.run().
+        """
+        from holdfast.runs.abandoned import check_resume, resume_all
+
+        check_resume(fn, concurrency, options)
+
+        def start(name: str) -> Run:
+            return self.session(name).run(resume=True, **options)
+
+        return resume_all(self.abandoned(), start, fn, concurrency)
+
+    # -- the store as a whole ------------------------------------------------------------------
 
     def verify(self, *, read_data: bool = True, sessions: Iterable[str] | None = None) -> Report:
-        """Check records, hashes and indexes; with `read_data` also every stored byte of data."""
-        return verify(self.backend, read_data=read_data, sessions=sessions)
+        """Check records, hashes and indexes, and return a report. Damage does not raise.
+
+        With `read_data`, every stored byte of data is read and checked as well. `sessions` limits
+        the check to the sessions of these names.
+        """
+        from holdfast.maintenance.verify import verify
+
+        return verify(self._repository.backend, read_data=read_data, sessions=sessions)
 
     def watch(
         self, *, interval: float = 0.1, patience: float | None = None
     ) -> Iterator[Checkpoint | Operation]:
-        """session.watch() for all sessions, those to come included."""
-        return Watcher(self.backend).follow(interval, patience)
+        """Yield the events of Session.watch() for all sessions, including later ones."""
+        return Watcher(self._repository.backend).follow(interval, patience)
 
-    def gc(self, progress: Progress | None = None) -> Collected:
-        """Free what was deleted, and give the space back. Safe beside saves of other processes.
+    def watcher(self) -> Watcher:
+        """Return a Watcher, whose poll() returns the events since its last call. It never waits."""
+        return Watcher(self._repository.backend)
 
-        `progress` is called with a phase ("checkpoints", "reading", "data", "space"), how much of
-        it is done, and of how much.
+    def gc(self, progress: GcProgress | None = None, *, erase: bool = False) -> Collected:
+        """Free deleted checkpoints and unused data, and return the space to the system.
+
+        Other processes can save at the same time. Checkpoints that were pruned by their age are
+        freed only one day after that. With `erase`, they are freed at once, and all remaining data
+        is rewritten. After that, the files of the store hold nothing of the deleted data. This
+        takes as long as a backup, and saves wait for it.
+
+        `progress` is called with a phase ("checkpoints", "reading", "data", "space"), the amount
+        done, and the total amount.
         """
-        return collect(self.backend, progress)
+        from holdfast.maintenance.gc import collect
+
+        return collect(self._repository.backend, progress, erase=erase)
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
-        """session.prune() for every session, with the rules that are about all of them.
+        """Apply Session.prune() to every session, and return the plans.
 
-        A session that is damaged so much that no rule can be applied is kept, and so is one that
-        should go as a whole while it is run; this is logged, and they are not among the plans.
+        The rule may also limit the size of the whole store (`store_bytes`). Two kinds of sessions
+        are skipped with a warning in the log, and have no plan: a session too damaged to apply the
+        rule, and a session that would be deleted as a whole while a run has it.
         """
-        check_rule(rule)
-        operators: list[Operator] = []
-        plans: list[Plan] = []
-        for info in self.sessions():
-            with _leaving_alone(info.name):
-                operator = Operator(Writer(self, info.name))
-                plans.append(operator.prune(rule, dry_run=True))
-                operators.append(operator)
-        if rule.store_bytes is not None:
-            plans = within_store(plans, rule.store_bytes)
-        if dry_run:
-            return plans
-        done: list[Plan] = []
-        for operator, plan in zip(operators, plans, strict=True):
-            with _leaving_alone(plan.session):
-                if plan.whole is not None or plan.removed:
-                    operator.carry_out(plan, rule)
-                done.append(plan)
-        return done
+        from holdfast.maintenance.prune import prune_store
 
-    def repair(self) -> list[Repaired]:
-        """Move heads off damaged checkpoints, rebuild indexes, and tell what is lost.
+        names = lineage.session_names(self._repository)
+        return prune_store(self._repository, names, rule, dry_run=dry_run)
 
-        A head that moves is an operation, which undo() takes back. Checkpoints whose records are
-        missing are told of once: from then on they count as freed.
+    def repair(self) -> RepairResult:
+        """Move heads away from damaged checkpoints, and rebuild indexes.
+
+        The result lists what was repaired, what was lost, and the damage that
+        `verify(read_data=True)` still finds. Moving a head is an operation, which undo() reverts. A
+        checkpoint whose record is missing is reported once; from then on it counts as freed.
         """
-        return repair(self.backend)
+        from holdfast.maintenance.repair import repair
+
+        return repair(self._repository.backend)
 
     def stats(self, *, largest: int = 10) -> Stats:
-        """Sessions, checkpoints, bytes by kind, and the largest sessions."""
-        return stats(self.backend, largest)
+        """Return counts of sessions and checkpoints, bytes by kind, and the largest sessions."""
+        from holdfast.maintenance.stats import stats
 
-    def backup(self, path: str | os.PathLike[str]) -> Report:
-        """A copy of the store as of one moment, verified, while others go on writing.
+        return stats(self._repository.backend, largest)
 
-        The report tells of damage that the store itself has: the copy has it too. Raises Corrupt,
-        and leaves no copy, if there is any other.
+    def backup(self, path: str | os.PathLike[str], *, keep: int | None = None) -> Report:
+        """Copy the store to `path`, as it is at one moment, and verify the copy. Return the report.
+
+        Others can write at the same time. The report lists the damage that the store itself has,
+        because the copy has it too. If the copy has any other damage, it is removed and Corrupt is
+        raised.
+
+        With `keep`, older copies are kept as path.1, path.2 and so on, at most `keep` copies in
+        total: the oldest one is removed. No old copy is touched before the new one is verified.
         """
-        target = Path(os.fspath(path))
-        self.backend.backup(target)
-        kind = "files:" if self.backend.name == "files" else ""
-        try:
-            with open(f"{kind}{target}", read_only=True) as copy:
-                report = copy.verify(read_data=True)
-            if not report.ok:
-                known = self.verify(read_data=True).problems
-                for problem in report.problems:
-                    if problem not in known:
-                        raise Corrupt(f"the backup does not verify: {problem}", hint="try again")
-        except BaseException:
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
-            raise
-        finally:  # what reading it has left beside it, where nothing was
-            for suffix in ("-wal", "-shm"):
-                Path(f"{target}{suffix}").unlink(missing_ok=True)
-        return report
+        from holdfast.maintenance.backup import backup
+
+        return backup(self._repository.backend, Path(os.fspath(path)), keep)
 
     def copy(
         self,
@@ -338,14 +441,16 @@ class Store(Overseeing):
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Transferred:
-        """Copy sessions to another store, with those that they were forked from.
+        """Copy sessions to another store, together with the sessions that they were forked from.
 
-        Ids, hashes, labels, operations and what is deleted stay as they are; what sessions share
-        stays shared. Again it copies what is new, and goes on where it was interrupted. A session
-        that is damaged, or differs in the other store, is left alone: the result tells of it.
-        `progress` is told how many sessions are done, and of how many.
+        Ids, hashes, labels, operations and deletions stay the same, and shared data stays shared. A
+        second call copies only what is new, so an interrupted copy can be repeated. A session that
+        is damaged, or that differs in the other store, is skipped; the result lists it with the
+        reason. `progress` is called with the number of sessions done, and their total.
         """
-        return transfer(self.backend, other, sessions, progress)
+        from holdfast.transfer.copy import transfer
+
+        return transfer(self._repository, other._repository, sessions, progress)
 
     def export(
         self,
@@ -354,12 +459,14 @@ class Store(Overseeing):
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Transferred:
-        """copy() to a portable file, or to a folder of readable JSON.
+        """Copy sessions, as copy() does, to a portable file or to a folder of readable JSON.
 
-        A name that ends in .jsonl makes a file, one in .jsonl.zst a compressed one, any other a
-        folder, which is a store as well: open it with "files:…".
+        A name that ends in .jsonl makes a file, and .jsonl.zst makes a compressed file. Any other
+        name makes a folder, which is a store as well: open it with "files:…".
         """
-        return archive.export(self, Path(os.fspath(path)), sessions, progress, Store)
+        from holdfast.transfer.export import export
+
+        return export(self._repository, Path(os.fspath(path)), sessions, progress)
 
     def import_(
         self,
@@ -368,69 +475,21 @@ class Store(Overseeing):
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Transferred:
-        """copy() from what export() has made. What is damaged there is skipped, and told of."""
-        return archive.import_(self, Path(os.fspath(path)), sessions, progress, Store)
+        """Copy sessions, as copy() does, from a file or folder that export() has made.
 
-    def new_session(self) -> int:
-        return self._number("session")
+        Damaged sessions are skipped; the result lists them. Raises TooBig if a line needs too much
+        memory; memory_limit() raises the limit.
+        """
+        from holdfast.transfer.export import import_
 
-    def new_stream(self) -> int:
-        return self._number("stream")
-
-    def _number(self, space: Literal["session", "stream"]) -> int:
-        """The next of a block of numbers reserved for this process."""
-        with self._lock:
-            first, left = self._numbers.get(space, (0, 0))
-            if not left:
-                left = _BLOCKS[space]
-                first = self.backend.reserve(space, left)
-            self._numbers[space] = (first + 1, left - 1)
-            return first
+        return import_(self._repository, Path(os.fspath(path)), sessions, progress)
 
 
-def _may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
-    """Whether a session is what is asked for, as far as it can be read."""
-    unknown = info.damaged is not None
-    if agent not in (None, info.agent) and not (unknown and info.agent is None):
-        return False
-    if info.head is None:
-        return unknown or query == Query()
-    return query.may_match(info.head)
+def repository_of(store: Store) -> Repository:
+    """Return the repository of a store, for other modules of this package."""
+    return store._repository  # noqa: SLF001
 
 
-@contextmanager
-def _noted(damage: list[str]) -> Iterator[None]:
-    """What cannot be read is told of, and does not hide what can."""
-    try:
-        yield
-    except UNREADABLE as e:
-        damage.append(e.message)
-
-
-@contextmanager
-def _leaving_alone(session: str) -> Iterator[None]:
-    """What is damaged, is run, or was deleted meanwhile, is left as it is."""
-    try:
-        yield
-    except (*UNREADABLE, SessionBusy, SessionNotFound) as e:
-        logger.warning("session %r is not pruned: %s", session, e.message)
-
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Locks that other threads held are nobody's now, and the parent goes on with its numbers."""
-    for store in list(_stores):
-        store._lock = threading.Lock()
-        store._numbers.clear()
-        store.images.reset_lock()
-        if store.tidier is not None:
-            store.tidier.reset_lock()
-        store.backend.reset_lock()
-        for session in list(store._sessions):
-            session.reset_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+def backend_of(store: Store) -> Backend:
+    """Return the backend of a store, for other modules of this package."""
+    return store._repository.backend  # noqa: SLF001

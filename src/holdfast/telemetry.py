@@ -1,17 +1,18 @@
-"""OpenTelemetry: spans and metrics for what sessions do. Needs the extra `otel`.
+"""OpenTelemetry spans and metrics for saves, loads and leases. Needs the extra `otel`.
 
-`instrument(store)` makes the handles that the store gives out from then on tell what they do. A
-store that is not instrumented pays nothing.
+Call `instrument(store)` once. A store that is not instrumented has no overhead.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Conflict
-from holdfast.session import Session
+from holdfast.storage.repository import Observer
+from holdfast.store import repository_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from holdfast.checkpoint import Checkpoint
     from holdfast.store import Store
 
 
@@ -28,21 +28,21 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Tell OpenTelemetry what handles of this store do; without providers, the global ones."""
-    from opentelemetry import metrics, trace  # heavy, and only here
+    """Record spans and metrics of all operations of this store.
+
+    Without providers, the global ones of OpenTelemetry are used.
+    """
+    from opentelemetry import metrics, trace  # slow to import, so only when needed
 
     tracer = trace.get_tracer("holdfast", tracer_provider=tracer_provider)
     meter = metrics.get_meter("holdfast", meter_provider=meter_provider)
-    observer = Observer(tracer, meter, store.backend.name)
-
-    class Observed(_Observed):
-        _observer = observer
-
-    store.session_type = Observed
+    repository = repository_of(store)
+    observer = Telemetry(tracer, meter, repository.backend.name)
+    repository.observers = (*repository.observers, observer)
 
 
-class Observer:
-    """The instruments, made once for each store."""
+class Telemetry(Observer):
+    """Creates the spans and metrics of one store."""
 
     def __init__(self, tracer: Any, meter: Any, backend: str) -> None:
         self._tracer = tracer
@@ -56,65 +56,42 @@ class Observer:
         self._conflicts = meter.create_counter(
             "holdfast.conflicts", description="Saves that met another head, name or key."
         )
-
         self._leases = meter.create_counter(
             "holdfast.leases", description="Sessions taken, resumed, lost or given back by runs."
         )
+        self._span: ContextVar[Any] = ContextVar("holdfast span", default=None)
 
-    def lease(self, event: str) -> None:
+    def lease(self, session: str, event: str) -> None:  # noqa: ARG002
+        """Count a lease event."""
         self._leases.add(1, self._common | {"holdfast.event": event})
 
     @contextmanager
-    def watch(self, what: str, session: Session) -> Iterator[dict[str, Any]]:
-        """One call: a span, its duration, and whether it met a conflict."""
-        about = self._common | {"holdfast.operation": what}
-        noted: dict[str, Any] = {}
+    def measure(self, operation: str, session: str) -> Iterator[None]:
+        """Make a span for one call, record its duration, and count a conflict."""
+        about = self._common | {"holdfast.operation": operation}
         started = time.perf_counter()
         with self._tracer.start_as_current_span(
-            f"holdfast.{what}", attributes=about | {"holdfast.session": session.name}
+            f"holdfast.{operation}", attributes=about | {"holdfast.session": session}
         ) as span:
+            token = self._span.set(span)
             try:
-                yield noted
+                yield
             except Conflict as e:
                 self._conflicts.add(1, about | {"error.type": type(e).__name__})
                 raise
             finally:
-                span.set_attributes(noted)
+                self._span.reset(token)
                 self._duration.record(time.perf_counter() - started, about)
 
-    def saved(self, checkpoint: Checkpoint, noted: dict[str, Any]) -> Checkpoint:
+    def committed(self, session: str, checkpoint: Any) -> None:  # noqa: ARG002
+        """Count the bytes of a checkpoint, and describe it on the current span."""
         self._added.add(checkpoint.added, self._common)
-        noted["holdfast.checkpoint"] = checkpoint.id
-        noted["holdfast.step"] = checkpoint.step
-        noted["holdfast.added"] = checkpoint.added
-        return checkpoint
-
-
-class _Observed(Session):
-    """A session whose saves and loads are told of."""
-
-    _observer: Observer
-
-    def save(self, state: Any, **options: Any) -> Checkpoint:
-        with self._observer.watch("save", self) as noted:
-            return self._observer.saved(super().save(state, **options), noted)
-
-    def save_of_run(self, *args: Any) -> Checkpoint:
-        with self._observer.watch("save", self) as noted:
-            return self._observer.saved(super().save_of_run(*args), noted)
-
-    def lease_event(self, event: str) -> None:
-        super().lease_event(event)
-        self._observer.lease(event)
-
-    def append(self, path: Any, *items: Any, **options: Any) -> Checkpoint:
-        with self._observer.watch("append", self) as noted:
-            return self._observer.saved(super().append(path, *items, **options), noted)
-
-    def patch(self, **options: Any) -> Checkpoint:
-        with self._observer.watch("patch", self) as noted:
-            return self._observer.saved(super().patch(**options), noted)
-
-    def load(self, revision: Any = None, **options: Any) -> Any:
-        with self._observer.watch("load", self):
-            return super().load(revision, **options)
+        span = self._span.get()
+        if span is not None:
+            span.set_attributes(
+                {
+                    "holdfast.checkpoint": checkpoint.id,
+                    "holdfast.step": checkpoint.step,
+                    "holdfast.added": checkpoint.added,
+                }
+            )

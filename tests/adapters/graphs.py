@@ -25,7 +25,7 @@ class Talk(TypedDict):
 
 @tool
 def weather(city: str) -> str:
-    """What it is like there."""
+    """Return the weather in a city."""
     return f"{city}: rain"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,7 +27,7 @@ import holdfast
 from holdfast.adapters import claude_agent_sdk as adapter
 from holdfast.adapters.claude_agent_sdk import HoldfastSessionStore
 from holdfast.errors import InvalidRequest, NotSerializable
-from tests.home import Home
+from tests.support.stores import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,8 +59,14 @@ def stores(kind: str, folder: Path) -> Iterator[Callable[[], HoldfastSessionStor
         home.give_back()
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def loop(request) -> Any:
+    """The name of an event loop."""
+    return pytest.importorskip(request.param).__name__
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
-def test_the_sdks_own_suite(kind, tmp_path):
+def test_the_sdks_own_suite(kind, loop, tmp_path):
     asked: list[str] = []
     with stores(kind, tmp_path) as make:
 
@@ -65,8 +74,87 @@ def test_the_sdks_own_suite(kind, tmp_path):
             asked.append(kind)
             return make()
 
-        asyncio.run(run_session_store_conformance(counting))
+        anyio.run(run_session_store_conformance, counting, backend=loop)
     assert len(asked) == 15  # one for each of its 14 contracts, and one to see what there is
+
+
+def test_what_is_cancelled_comes_to_its_end_on_any_loop(loop, tmp_path):
+    async def work() -> None:
+        async with HoldfastSessionStore(tmp_path / "a.db") as store:
+            with anyio.move_on_after(0.0001):
+                for n in range(100):
+                    await store.append(KEY, [entry(n)])
+            done = numbers(await store.load(KEY) or [])
+            assert done == [*range(len(done))]
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await store.append(KEY, [entry(len(done))])
+            kept = numbers(await store.load(KEY) or [])
+            assert kept in (done, [*done, len(done)])
+        with pytest.raises(InvalidRequest, match="closed"):
+            await store.load(KEY)
+
+    anyio.run(work, backend=loop)
+
+
+def test_tasks_append_at_once_on_any_loop(home: Home, loop):
+    store = HoldfastSessionStore(home.store)
+
+    def key(n: int) -> Any:
+        return {**KEY, "session_id": f"s{n % 3}"}
+
+    async def append(n: int) -> None:
+        await store.append(key(n), [entry(n)])
+
+    async def work() -> None:
+        async with anyio.create_task_group() as tasks:
+            for n in range(30):
+                tasks.start_soon(append, n)
+        for k in range(3):
+            kept = await store.load(key(k))
+            assert sorted(numbers(kept)) == [*range(k, 30, 3)]
+
+    anyio.run(work, backend=loop)
+
+
+def test_the_session_that_was_written_last_is_the_most_recent(home: Home):
+    store = HoldfastSessionStore(home.store)
+
+    async def work() -> None:
+        names = [f"s{n}" for n in range(40)]
+        random.Random(1).shuffle(names)
+        for name in names:
+            key: Any = {**KEY, "session_id": name}
+            await store.append(key, [entry(1)])
+        for listed in (
+            await store.list_sessions("proj"),
+            await store.list_session_summaries("proj"),
+        ):
+            times = {each["session_id"]: each["mtime"] for each in listed}
+            assert sorted(times, key=lambda name: times[name]) == names
+            assert len({*times.values()}) == len(names)
+
+    asyncio.run(work())
+
+
+def test_sessions_of_the_same_millisecond_are_told_apart():
+    class Info:
+        def __init__(self, microsecond: int | None) -> None:
+            at = datetime(2026, 1, 1, microsecond=microsecond or 0, tzinfo=UTC)
+            self.head = None if microsecond is None else SimpleNamespace(created_at=at)
+
+    found: list[Any] = [
+        ("c", Info(1_900)),
+        ("a", Info(1_100)),
+        ("b", Info(1_101)),
+        ("lost", Info(None)),
+    ]
+    found += [("d", Info(2_000)), ("e", Info(9_000))]
+    times = adapter._mtimes(found)
+    first = times["a"]
+    assert times == {
+        "a": first, "b": first + 1, "c": first + 2, "d": first + 3, "e": first + 8, "lost": 0,
+    }  # fmt: skip
 
 
 def test_a_repeated_entry_is_left_out(home: Home):
@@ -188,7 +276,7 @@ def test_an_append_reads_and_writes_what_is_new(sqlite: Home, monkeypatch):
 
 def test_old_transcripts_are_forgotten(memory: Home, monkeypatch):
     """Of those that nobody appends to, only so many are remembered; nothing else changes."""
-    monkeypatch.setattr(adapter, "_LOGS", 2)
+    monkeypatch.setattr(adapter, "_REMEMBERED", 2)
 
     async def work() -> None:
         store = HoldfastSessionStore(memory.store)
@@ -196,7 +284,9 @@ def test_old_transcripts_are_forgotten(memory: Home, monkeypatch):
         for _ in range(2):
             for key in keys:
                 await store.append(key, [entry(1)])
-        assert len(store._logs) <= 2 + 1 + 16  # a worker may not have let go of its last one yet
+        assert (
+            len(store._transcripts) <= 2 + 1 + 16
+        )  # a worker may not have let go of its last one yet
         assert [numbers(await store.load(key)) for key in keys] == [[1]] * 60
 
     asyncio.run(work())
@@ -204,7 +294,7 @@ def test_old_transcripts_are_forgotten(memory: Home, monkeypatch):
 
 def test_a_transcript_at_work_is_not_forgotten(memory: Home, monkeypatch):
     """Or the order of what is appended would be lost."""
-    monkeypatch.setattr(adapter, "_LOGS", 1)
+    monkeypatch.setattr(adapter, "_REMEMBERED", 1)
     let_go = threading.Event()
     append = holdfast.Session.append
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import operator
@@ -10,15 +11,19 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import ormsgpack
 import psycopg
 import pytest
+from langchain_core.agents import AgentAction, AgentActionMessageLog, AgentFinish
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
@@ -32,25 +37,26 @@ from langgraph.types import Command, Send, interrupt
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from holdfast import lineage
 from holdfast.adapters.langgraph import (
     HoldfastSaver,
     StrictSerializer,
     adopt,
-    pacing,
-    sameness,
 )
-from holdfast.adapters.langgraph.threads import Line
-from holdfast.codec import rows
+from holdfast.adapters.langgraph import (
+    saver as langgraph_saver,
+)
+from holdfast.adapters.langgraph.thread import Namespace
 from holdfast.errors import Corrupt, InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
-from tests import postgres
+from holdfast.format import rows
+from holdfast.history import lineage
 from tests.adapters import graphs
+from tests.mutants import langgraph as mutants
+from tests.support import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from tests.home import Home
+    from tests.support.stores import Home
 
 
 def config(thread: Any = "t", ns: str = "", id: str | None = None) -> Any:
@@ -199,8 +205,8 @@ def test_a_list_reads_no_more_than_it_must(sqlite: Home, monkeypatch: pytest.Mon
     for n in range(600):
         put(saver, config(), {"n": n}, n)
     read: list[int] = []
-    dress = lineage.dress
-    monkeypatch.setattr(lineage, "dress", lambda *a: read.append(1) or dress(*a))  # type: ignore[func-returns-value]
+    dress = lineage.to_checkpoint
+    monkeypatch.setattr(lineage, "to_checkpoint", lambda *a: read.append(1) or dress(*a))  # type: ignore[func-returns-value]
     assert ids(saver, limit=2) == ["00000599", "00000598"]
     assert len(read) < 600
 
@@ -343,7 +349,7 @@ def asking(saver: Any, ran: list[str]) -> Any:
     builder = StateGraph(graphs.Plan)
     builder.add_node("one", step("one", lambda: "one"))
     builder.add_node("ask", step("ask", lambda: interrupt("go on?")))
-    builder.add_node("beside", step("beside", lambda: f"beside {len(ran)}"))
+    builder.add_node("beside", step("beside", lambda: "beside"))
     builder.add_node("end", step("end", lambda: f"end {len(ran)}"))
     builder.add_edge(START, "one")
     builder.add_edge("one", "ask")
@@ -369,7 +375,7 @@ def test_a_thread_that_was_rewound_to_a_question_can_be_answered_anew(
         assert again.interrupts == asked.interrupts
         ran.clear()
         done = graph.invoke(Command(resume=answer), graphs.CONFIG, durability=durability)
-        assert done["steps"] == ["one", answer, "beside 3", "end 2"]
+        assert done["steps"] == ["one", answer, "beside", "end 2"]
         assert ran == ["ask", "end"]
         assert graph.get_state(graphs.CONFIG).values == done
         count = 2 + n + 1 if durability == "exit" else 5 + 2 * (n + 1)
@@ -459,7 +465,7 @@ def test_writes_go_with_their_checkpoints(home: Home) -> None:
     home.store.gc()
     assert ids(saver) == ["00000039"]
     assert latest(saver).pending_writes == [("task", "secret", "of 39")]
-    with home.store.backend.reader() as reader:
+    with home.store._repository.reader() as reader:
         number = reader.session(b"t")[0]  # type: ignore[index]
         left = reader.journal(number, 0, 1000)
     assert len(left) == 1
@@ -533,18 +539,18 @@ def test_pruning_beside_a_put(home: Home, monkeypatch: pytest.MonkeyPatch) -> No
     saver, other = HoldfastSaver(home.store), HoldfastSaver(home.another())
     for n in (1, 2):
         put(saver, config(), {"n": n}, n, run_id="old")
-    all_, late = Line.all, [3, 4]
+    own, late = Namespace.own, [3, 4]
 
-    def beside(self: Line, **options: Any) -> Any:
-        found = [*all_(self, **options)]
+    def beside(self: Namespace, **options: Any) -> Any:
+        found = [*own(self, **options)]
         if late:
             n = late.pop(0)
             monkeypatch.undo()
             put(other, config(), {"n": n}, n, run_id="new")
-            monkeypatch.setattr(Line, "all", beside)
+            monkeypatch.setattr(Namespace, "own", beside)
         return iter(found)
 
-    monkeypatch.setattr(Line, "all", beside)
+    monkeypatch.setattr(Namespace, "own", beside)
     saver.delete_for_runs(["old"])
     monkeypatch.undo()
     assert channels(saver) == {"n": 4}
@@ -592,19 +598,57 @@ class Point:
     y: int
 
 
-def test_types_that_are_not_allowed_are_refused_loudly(home: Home) -> None:
+def test_types_that_are_not_allowed_are_refused_before_they_are_stored(home: Home) -> None:
     saver = HoldfastSaver(home.store)
-    put(saver, config(), {"points": [Point(1, 2)], "deep": {"in": [Point(3, 4)]}})
-    with pytest.raises(UnsupportedFormat, match=r"test_langgraph\.Point") as raised:
+    values: dict[str, Any] = {"points": [Point(1, 2)], "deep": {"in": [Point(3, 4)]}}
+    at = put(saver, config(), {"n": 1}, 1)
+    for name, value in values.items():
+        with pytest.raises(NotSerializable, match=rf"^{name}.*test_langgraph\.Point") as raised:
+            put(saver, config(), {name: value}, 2)
+        assert "allow=" in str(raised.value.hint)
+        with pytest.raises(NotSerializable, match=r"test_langgraph\.Point"):
+            saver.put_writes(at, [(name, value)], "task")
+    assert latest(saver).checkpoint["channel_values"] == {"n": 1}
+    assert latest(saver).pending_writes == []
+    trusting = HoldfastSaver(home.store, allow=[Point])
+    put(trusting, config(id="00000001"), values, 2)
+    assert latest(trusting).checkpoint["channel_values"] == values
+    with pytest.raises(UnsupportedFormat, match=r"test_langgraph\.Point") as refused:
         saver.get_tuple(config())
-    assert "allow=" in str(raised.value.hint)
+    assert "allow=" in str(refused.value.hint)
     with pytest.raises(UnsupportedFormat):
         list(saver.list(config()))
-    trusting = HoldfastSaver(home.store, allow=[Point])
-    expected = {"points": [Point(1, 2)], "deep": {"in": [Point(3, 4)]}}
-    assert latest(trusting).checkpoint["channel_values"] == expected
     raw = HoldfastSaver(home.store, unknown="raw")
     assert latest(raw).checkpoint["channel_values"]["points"] == [{"x": 1, "y": 2}]
+    put(raw, config(id="00000002"), values, 3)
+    assert latest(trusting).checkpoint["channel_values"] == values
+
+
+def test_an_object_that_cannot_be_made_again_is_refused_before_it_is_stored(
+    saver: HoldfastSaver,
+) -> None:
+    @dataclasses.dataclass
+    class Sum:
+        a: int
+        total: int = dataclasses.field(init=False, default=0)
+
+    trusting = HoldfastSaver(saver.store, allow=[Sum])
+    with pytest.raises(NotSerializable, match="Sum cannot be made again"):
+        put(trusting, config(), {"sum": Sum(1)})
+    assert trusting.get_tuple(config()) is None
+
+
+def test_what_an_agent_did_is_stored(saver: HoldfastSaver) -> None:
+    action = AgentAction("search", {"for": "rain"}, "log")
+    message = AgentActionMessageLog(
+        tool="t", tool_input="i", log="", message_log=[AIMessage("a", id="1")]
+    )
+    steps = [(action, "rain"), (message, "none")]
+    put(saver, config(), {"steps": steps, "end": AgentFinish({"output": "wet"}, "log")})
+    found = latest(saver).checkpoint["channel_values"]
+    assert [type(found["steps"][0][0]), found["steps"][0][0]] == [AgentAction, action]
+    assert type(found["steps"][1][0]) is AgentActionMessageLog
+    assert found["end"] == AgentFinish({"output": "wet"}, "log")
 
 
 def test_nothing_is_imported_or_called_for_what_is_stored(saver: HoldfastSaver) -> None:
@@ -731,10 +775,12 @@ def test_no_two_places_of_a_state_are_one_object(saver: HoldfastSaver) -> None:
     ids=["send", "deque"],
 )
 def test_what_is_not_allowed_is_not_hidden_in_what_is(saver: HoldfastSaver, value: Any) -> None:
-    put(saver, config(), {"value": value})
+    with pytest.raises(NotSerializable, match=r"test_langgraph\.Point"):
+        put(saver, config(), {"value": value})
+    trusting = HoldfastSaver(saver.store, allow=[Point])
+    put(trusting, config(), {"value": value})
     with pytest.raises(UnsupportedFormat, match=r"test_langgraph\.Point"):
         saver.get_tuple(config())
-    trusting = HoldfastSaver(saver.store, allow=[Point])
     assert "Point(x=1, y=2)" in repr(channels(trusting)["value"])
 
 
@@ -797,7 +843,7 @@ def test_a_message_that_was_changed_in_place_is_stored_changed(
 def test_mutant_that_trusts_the_message_itself(
     saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sameness.Seen, "is_same", lambda _: True)
+    mutants.trusts_the_message(monkeypatch)
     with pytest.raises(AssertionError):
         test_a_message_that_was_changed_in_place_is_stored_changed(saver, 0)
 
@@ -805,8 +851,7 @@ def test_mutant_that_trusts_the_message_itself(
 def test_mutant_that_trusts_what_is_in_a_message(
     saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    see = sameness.Seen._see
-    monkeypatch.setattr(sameness.Seen, "_see", lambda *a: None if a[2] else see(*a))
+    mutants.trusts_the_parts_of_a_message(monkeypatch)
     with pytest.raises(AssertionError):
         test_a_message_that_was_changed_in_place_is_stored_changed(saver, 1)
 
@@ -828,9 +873,10 @@ def test_messages_are_serialized_once(saver: HoldfastSaver) -> None:
 
 
 def test_a_copy_of_the_saver_with_an_allowlist_shares_the_store(saver: HoldfastSaver) -> None:
-    put(saver, config(), {"p": Point(1, 2)})
     clone: Any = saver.with_allowlist([(Point.__module__, "Point")])
-    assert latest(clone).checkpoint["channel_values"] == {"p": Point(1, 2)}
+    put(clone, config(), {"p": Point(1, 2)})
+    for each in (clone, saver):
+        assert latest(each).checkpoint["channel_values"] == {"p": Point(1, 2)}
     assert clone.store is saver.store
     assert copy.copy(saver).store is saver.store
 
@@ -915,7 +961,7 @@ def test_adopting_again_leaves_what_went_on_here(sqlite: Home) -> None:
 def test_mutant_that_forgets_writes(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = InMemorySaver()
     graphs.waiting(theirs, "sync")
-    monkeypatch.setattr(HoldfastSaver, "set_writes", lambda *_: None)
+    mutants.adopts_no_writes(monkeypatch)
     saver = HoldfastSaver(sqlite.store)
     adopt(theirs, saver)
     assert shown(saver) != shown(theirs)
@@ -947,15 +993,22 @@ graph.invoke(*asked, durability=sys.argv[2])
 """
 
 
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a disk that makes a graph wait. Most other tests work in memory."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
     ("durability", "how", "lost"),
     [
-        ("sync", "plain", 0), ("async", "plain", pacing.AHEAD),
+        ("sync", "plain", 0), ("async", "plain", langgraph_saver.AHEAD),
         ("sync", "loop", 0), ("async", "loop", 100),  # some 10; without waiting, nearly all
     ],
 )  # fmt: skip
-def test_killed_in_step_300(tmp_path: Path, durability: str, how: str, lost: int) -> None:
-    path = tmp_path / "agents.db"
+def test_killed_in_step_300(disk: Path, durability: str, how: str, lost: int) -> None:
+    path = disk / "agents.db"
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(path), durability, how],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
@@ -972,14 +1025,14 @@ def test_killed_in_step_300(tmp_path: Path, durability: str, how: str, lost: int
     assert [m.content for m in messages] == texts[: len(messages)]
 
 
-@pytest.mark.parametrize("ahead", [pacing.AHEAD, 10**9])
+@pytest.mark.parametrize("ahead", [langgraph_saver.AHEAD, 10**9])
 def test_a_graph_does_not_run_far_ahead_of_a_slow_disk(
     sqlite: Home, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "AHEAD", ahead)
-    saved, furthest, save = [0], [0], Line.save
+    monkeypatch.setattr(langgraph_saver, "AHEAD", ahead)
+    saved, furthest, save = [0], [0], Namespace.save
 
-    def slow(self: Line, *args: Any, **more: Any) -> None:
+    def slow(self: Namespace, *args: Any, **more: Any) -> None:
         time.sleep(0.01)
         save(self, *args, **more)
         saved[0] += 1
@@ -989,7 +1042,7 @@ def test_a_graph_does_not_run_far_ahead_of_a_slow_disk(
         furthest[0] = max(furthest[0], count - saved[0])
         return {"messages": [("ai", str(count))]}
 
-    monkeypatch.setattr(Line, "save", slow)
+    monkeypatch.setattr(Namespace, "save", slow)
     builder = StateGraph(graphs.Talk)
     builder.add_node("step", step)
     builder.add_edge(START, "step")
@@ -1003,13 +1056,40 @@ def test_a_graph_does_not_run_far_ahead_of_a_slow_disk(
     assert (furthest[0] < 50) is (ahead == 8)
 
 
+def test_a_loop_waits_for_the_checkpoint_that_a_thread_saves() -> None:
+    pace, began, end = langgraph_saver.Pace(), threading.Event(), threading.Event()
+    versions = [f"{n}.1" for n in range(langgraph_saver.AHEAD + 2)]
+
+    def save() -> None:
+        with pace.saving({"channel": versions[1]}):
+            began.set()
+            end.wait(60)
+
+    async def run() -> bool:
+        pace.begin_step(None, versions[0])
+        pace.begin_step(versions[0], versions[1])
+        thread = threading.Thread(target=save)
+        thread.start()
+        began.wait(60)
+        for current, following in pairwise(versions[1:]):
+            if following == versions[-1]:
+                threading.Timer(0.05, end.set).start()
+            pace.begin_step(current, following)
+        waited = end.is_set()
+        thread.join()
+        pace.begin_step(versions[-1], f"{len(versions)}.1")  # nothing is being saved: nobody waits
+        return waited
+
+    assert asyncio.run(run())
+
+
 def test_nobody_waits_for_what_comes_at_the_end() -> None:
-    pace, version = pacing.Pace(), "0.1"
+    pace, version = langgraph_saver.Pace(), "0.1"
     for n in range(1, 200):
-        pace.step(version, f"{n}.1")
+        pace.begin_step(version, f"{n}.1")
         version = f"{n}.1"
     with pace.saving({"channel": version}):
         pass
     for n in range(200, 400):  # the next run: nothing is on its way
-        pace.step(version, f"{n}.1")
+        pace.begin_step(version, f"{n}.1")
         version = f"{n}.1"

@@ -13,7 +13,7 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 from holdfast.adapters.langgraph import HoldfastSaver
 
 if TYPE_CHECKING:
-    from tests.home import Home
+    from tests.support.stores import Home
 
 TESTS = {
     "put": 17, "put_writes": 10, "get_tuple": 10, "list": 16, "delete_thread": 5,

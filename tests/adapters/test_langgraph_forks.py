@@ -12,13 +12,13 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from holdfast.adapters.langgraph import HoldfastSaver
-from holdfast.adapters.langgraph.naming import Where
+from holdfast.adapters.langgraph.names import ThreadAddress
 from holdfast.errors import CheckpointNotFound, InvalidRequest, KeyTaken
 from tests.adapters import graphs
 from tests.adapters.test_langgraph import asking, config, ids, latest, put
 
 if TYPE_CHECKING:
-    from tests.home import Home
+    from tests.support.stores import Home
 
 FORK = config("fork")
 DURABILITY = ["sync", "async", "exit"]
@@ -134,7 +134,7 @@ def test_a_fork_at_a_question_answers_it(home: Home, durability: Any) -> None:
         assert again.config["configurable"]["thread_id"] == thread
         ran.clear()
         done = graph.invoke(Command(resume="no"), where, durability=durability)
-        assert done["steps"] == ["one", "no", "beside 3", "end 2"]
+        assert done["steps"] == ["one", "no", "beside", "end 2"]
         assert ran == ["ask", "end"]
         assert graph.get_state(where).values == done
         if durability != "exit":
@@ -431,11 +431,11 @@ def test_two_that_take_over_what_a_fork_begins_with_lose_no_writes(home: Home) -
     chain(savers[0], 2)
     savers[0].put_writes(config(id="00000002"), [("__interrupt__", "why?")], "task 1")
     home.store.session("t").fork("fork")
-    late = savers[1].line(Where("fork", ""))
+    late = savers[1]._threads.namespace(ThreadAddress("fork"))
     found = late.find("00000002")
     assert found is not None
     savers[0].put_writes(config("fork", id="00000002"), [("n", 1)], "task 2")
-    late._bring(found)
+    late._copy(found)
     assert latest(savers[1], FORK).pending_writes == [
         ("task 1", "__interrupt__", "why?"), ("task 2", "n", 1),
     ]  # fmt: skip

@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -36,12 +35,12 @@ from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 
 import holdfast
-from holdfast.adapters.langgraph import HoldfastSaver, pending, sameness, saver, threads
-from holdfast.adapters.langgraph.forks import Stem
-from holdfast.adapters.langgraph.naming import OURS, Where, id_of
-from holdfast.adapters.langgraph.threads import Line
+from holdfast.adapters.langgraph import (
+    HoldfastSaver,
+)
+from holdfast.adapters.langgraph.names import LINKS, ThreadAddress
 from holdfast.errors import KeyTaken
-from holdfast.runs import notes
+from tests.mutants import langgraph
 
 SEEDS = st.integers(0, 2**32)
 WHICH = st.integers(0, 1)
@@ -456,12 +455,12 @@ class SaverMachine(RuleBasedStateMachine):
     def rewind(self, thread: Any, which: int, seed: int) -> None:
         """What is chosen is the latest, with all in the history; and it is undone."""
         session, chosen = self.chosen(thread, which, seed)
-        if chosen is None or chosen.meta[OURS]["latest"] != chosen.key:
+        if chosen is None or chosen.meta[LINKS]["latest"] != chosen.key:
             return
         saver, place = HoldfastSaver(self.stores[which]), (thread, "")
         children = [
             c for c in session.tree()
-            if c.seq > chosen.seq and c.meta[OURS]["parent"] == chosen.key
+            if c.seq > chosen.seq and c.meta[LINKS]["parent"] == chosen.key
         ]  # fmt: skip
         session.rewind(chosen.id)
         expected = self.model.all(where((str(thread), "")))[str(thread), "", chosen.key]
@@ -508,7 +507,7 @@ class SaverMachine(RuleBasedStateMachine):
             each.delete_thread("fork")
 
     def chosen(self, thread: Any, which: int, seed: int) -> tuple[Any, Any]:
-        session = self.stores[which].session(Where(str(thread), "").session)
+        session = self.stores[which].session(ThreadAddress(str(thread), "").session)
         ids = self.model.ids((thread, ""))
         id = random.Random(seed).choice(ids) if ids else None
         return session, next((c for c in session.tree() if c.key == id), None) if id else None
@@ -620,51 +619,12 @@ def test_saver_equals_langgraph(machine: type[SaverMachine], rounds: Any) -> Non
 # -- mutants: savers that the machine must tell from LangGraph's ---------------------------------
 
 
-def trusts_the_message(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sameness.Seen, "is_same", lambda _: True)
-
-
-def forgets_early_writes(patch: pytest.MonkeyPatch) -> None:
-    first = notes.Notes.first
-    patch.setattr(notes.Notes, "first", lambda self, _, **how: first(self, "another", **how))
-
-
-def takes_the_head_for_the_latest(patch: pytest.MonkeyPatch) -> None:
-    def head(line: Line) -> Any:
-        found = line.session.head
-        return found if found and found.key else None
-
-    patch.setattr(Line, "latest", head)
-
-
-def lists_as_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Line, "descending", lambda self: self.all(newest_first=True))
-
-
-def takes_every_list_for_grown(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(threads, "operator", SimpleNamespace(is_=lambda *_: True))
-
-
-def keeps_the_first_of_special_writes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(saver, "WRITES_IDX_MAP", {})
-
-
-def does_not_go_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Line, "latest", lambda self: max(self.whole(), key=id_of, default=None))
-
-
-def forks_nothing_but_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Stem, "inherited", lambda self: (c for c in [self.point()] if c))
-
-
-def forks_with_all_writes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pending, "asked", lambda found: found)
-
-
 MUTANTS = [
-    trusts_the_message, forgets_early_writes, takes_the_head_for_the_latest, lists_as_committed,
-    takes_every_list_for_grown, keeps_the_first_of_special_writes, does_not_go_back,
-    forks_nothing_but_the_state, forks_with_all_writes,
+    langgraph.trusts_the_message, langgraph.forgets_early_writes,
+    langgraph.takes_the_head_for_the_latest, langgraph.lists_as_committed,
+    langgraph.takes_every_list_for_grown, langgraph.keeps_the_first_of_special_writes,
+    langgraph.does_not_go_back, langgraph.forks_nothing_but_the_state,
+    langgraph.forks_with_all_writes,
 ]  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from holdfast.adapters.langgraph import values
-from holdfast.adapters.langgraph.sameness import Seen
+from holdfast.adapters.langgraph import serde as langgraph_serde
+from holdfast.adapters.langgraph.serde import Snapshot
 from holdfast.errors import NotSerializable
 from tests.adapters.graphs import Person
 
@@ -78,22 +78,22 @@ def change(target: Any, key: str, value: Any, how: int) -> None:
 def test_changes_are_noticed(
     items: list[Any], rng: random.Random, key: str, value: Any, how: int
 ) -> None:
-    each = [Seen.of(item) for item in items]
-    seen = Seen()
+    each = [Snapshot.of(item) for item in items]
+    snapshot = Snapshot()
     for one in each:
-        seen.add(one)
-    together = Seen.many(each)
-    assert seen.certain
-    assert seen.is_same()
-    assert together.is_same()
-    assert all(one.is_same() for one in each)
+        snapshot.add(one)
+    together = Snapshot.joined(each)
+    assert snapshot.certain
+    assert snapshot.is_current()
+    assert together.is_current()
+    assert all(one.is_current() for one in each)
     before = dumped(items)
     found = containers(items)[1:]
     if found:
         change(rng.choice(found), key, value, how)
     changed = [a != b for a, b in zip(before, dumped(items), strict=True)]
-    assert not (any(changed) and (seen.is_same() or together.is_same()))
-    assert not any(c and one.is_same() for c, one in zip(changed, each, strict=True))
+    assert not (any(changed) and (snapshot.is_current() or together.is_current()))
+    assert not any(c and one.is_current() for c, one in zip(changed, each, strict=True))
 
 
 def moved(a: list[Any], b: list[Any]) -> None:
@@ -117,6 +117,10 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], None]]] = {
         AIMessage("x"),
         lambda m: object.__setattr__(m, "__pydantic_extra__", {"k": 1}),
     ),
+    "all fields": (
+        AIMessage("x"),
+        lambda m: object.__setattr__(m, "__dict__", {**m.__dict__, "content": "y"}),
+    ),
     "a field less": (HumanMessage("x", name="n"), lambda m: m.__dict__.popitem()),
     "something equal": ([1], lambda item: item.__setitem__(0, True)),
     "something equal in a dict": ({"k": 1}, lambda item: item.__setitem__("k", 1.0)),
@@ -131,12 +135,12 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], None]]] = {
 def check(name: str) -> None:
     item, apply = copy.deepcopy(CHANGES[name])
     others = [AIMessage("before"), ["before"], {"be": "fore"}]
-    each = [Seen.of(value) for value in (*others, item, *copy.deepcopy(others))]
-    together = Seen.many(each)
-    assert together.is_same()
+    each = [Snapshot.of(value) for value in (*others, item, *copy.deepcopy(others))]
+    together = Snapshot.joined(each)
+    assert together.is_current()
     apply(item)
-    assert not together.is_same()
-    assert [one.is_same() for one in each] == [True, True, True, False, True, True, True]
+    assert not together.is_current()
+    assert [one.is_current() for one in each] == [True, True, True, False, True, True, True]
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -147,34 +151,35 @@ def test_a_change_is_noticed(name: str) -> None:
 @pytest.mark.parametrize(
     ("names", "change"),
     [
-        (["_list_sizes"], "from the end of a list to the next"),
-        (["_keys"], "a key, not its value"),
+        (["_sizes"], "from the end of a list to the next"),
+        (["_items"], "a key, not its value"),
         (["_empty"], "an empty list"),
         (["_empty"], "an empty dict"),
-        (["_kinds"], "a type"),
+        (["_types"], "a type"),
+        (["_fields"], "all fields"),
         (["_extras"], "fields beside those of its type"),
-        (["_field_counts"], "a field less"),
+        (["_sizes", "_values"], "a field less"),
         (["_items"], "something equal"),
         (["_values"], "something equal in a dict"),
-        (["_fields", "_field_counts"], "in a message in a dict"),
+        (["_values"], "in a message in a dict"),
     ],
 )
 def test_mutant_that_does_not_look_at_everything(
     mutant: Mutant, names: list[str], change: str
 ) -> None:
-    is_same = Seen.is_same
+    is_current = Snapshot.is_current
 
-    def blind(seen: Seen) -> bool:
-        kept = {name: getattr(seen, name) for name in names}
+    def blind(snapshot: Snapshot) -> bool:
+        kept = {name: getattr(snapshot, name) for name in names}
         for name in names:
-            setattr(seen, name, ())
+            setattr(snapshot, name, ())
         try:
-            return is_same(seen)
+            return is_current(snapshot)
         finally:
             for name, held in kept.items():
-                setattr(seen, name, held)
+                setattr(snapshot, name, held)
 
-    mutant(Seen, "is_same", blind)
+    mutant(Snapshot, "is_current", blind)
     with pytest.raises(AssertionError):
         check(change)
 
@@ -193,17 +198,17 @@ class MyMessage(HumanMessage):
     ids=["object", "in a list", "in a dict", "key", "set", "bytearray", "message"],
 )
 def test_what_may_have_parts_that_nobody_sees_is_never_the_same(value: Any) -> None:
-    assert not Seen.of(value).is_same()
-    assert not Seen.many([Seen.of("atom"), Seen.of(value)]).is_same()
-    seen = Seen()
-    seen.add(Seen.of(value))
-    assert not seen.is_same()
+    assert not Snapshot.of(value).is_current()
+    assert not Snapshot.joined([Snapshot.of("atom"), Snapshot.of(value)]).is_current()
+    snapshot = Snapshot()
+    snapshot.add(Snapshot.of(value))
+    assert not snapshot.is_current()
 
 
 def test_a_value_that_holds_itself_is_never_the_same() -> None:
     value: list[Any] = []
     value.append(value)
-    assert not Seen.of(value).is_same()
+    assert not Snapshot.of(value).is_current()
 
 
 # -- what is encoded anew ------------------------------------------------------------------------
@@ -222,29 +227,29 @@ def said(n: int) -> AIMessage:
 
 
 def encoded(serde: Any, items: list[Any]) -> list[Any]:
-    return [values.encode(serde, item, "") for item in items]
+    return [langgraph_serde.encode(serde, item, "") for item in items]
 
 
 def test_a_list_that_slides_is_not_encoded_again() -> None:
-    serde, encoder = Counting(), values.Encoder()
+    serde, encoder = Counting(), langgraph_serde.Encoder()
     messages = [said(n) for n in range(300)]
     for n in range(250):
         window = messages[n : n + 50]
         got = encoder.channels(serde, {"m": window})["m"]
         assert got == encoded(SERDE, window)
     assert serde.count == 299
-    assert len(encoder._lists["m"]._known) <= 2 * 50 + values._SPARE
+    assert len(encoder._lists["m"]._known) <= 2 * 50 + langgraph_serde._SPARE
 
 
 def test_a_list_that_grows_and_shrinks() -> None:
-    encoder, messages = values.Encoder(), [said(n) for n in range(20)]
+    encoder, messages = langgraph_serde.Encoder(), [said(n) for n in range(20)]
     for count in (3, 20, 7, 0, 7, 8, 8, 1, 20):
         got = encoder.channels(SERDE, {"m": messages[:count]})["m"]
         assert got == encoded(SERDE, messages[:count])
 
 
 def test_objects_that_nobody_sees_into_are_always_encoded_again() -> None:
-    serde, encoder = Counting(), values.Encoder()
+    serde, encoder = Counting(), langgraph_serde.Encoder()
     items: list[Any] = [said(0), Person("Ada", 36), said(1)]
     for age in range(5):
         items[1].age = age
@@ -255,7 +260,7 @@ def test_objects_that_nobody_sees_into_are_always_encoded_again() -> None:
 
 
 def test_only_what_was_changed_is_encoded_again() -> None:
-    serde, encoder = Counting(), values.Encoder()
+    serde, encoder = Counting(), langgraph_serde.Encoder()
     messages: list[Any] = [said(n) for n in range(20)]
     encoder.channels(serde, {"m": messages})
     for n in range(20):
@@ -271,7 +276,7 @@ def test_only_what_was_changed_is_encoded_again() -> None:
 
 
 def test_what_was_given_before_stays_as_it_is() -> None:
-    encoder = values.Encoder()
+    encoder = langgraph_serde.Encoder()
     messages = [said(0)]
     first = encoder.channels(SERDE, {"m": messages})["m"]
     messages.append(said(1))
@@ -283,7 +288,7 @@ def test_what_was_given_before_stays_as_it_is() -> None:
 
 
 def test_a_list_with_something_that_cannot_be_encoded() -> None:
-    encoder = values.Encoder()
+    encoder = langgraph_serde.Encoder()
     messages: list[Any] = [said(0), said(1)]
     encoder.channels(SERDE, {"m": messages[:1]})
     with pytest.raises(NotSerializable, match=r"m\[2\]"):

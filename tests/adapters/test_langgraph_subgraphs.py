@@ -14,10 +14,11 @@ import holdfast
 from holdfast.adapters.langgraph import HoldfastSaver
 from holdfast.errors import CheckpointNotFound
 from tests.adapters import graphs
-from tests.adapters.test_langgraph import config
+from tests.adapters.test_langgraph import config, put
+from tests.mutants import langgraph
 
 if TYPE_CHECKING:
-    from tests.home import Home
+    from tests.support.stores import Home
 
 FORK = config("fork")
 DURABILITY = ["sync", "async", "exit"]
@@ -360,3 +361,36 @@ def test_pruning_a_thread_that_was_rewound_to_a_question_in_a_subgraph(
     done = graph.invoke(Command(resume="no"), graphs.CONFIG)
     assert "yes" not in done["steps"]
     assert ran == ["ask", "done", "end"]
+
+
+def older_checkpoint_of_the_root_graph(home: Home) -> list[str]:
+    """Return what a subgraph continues from after a rewind, also for each root checkpoint."""
+    saver = HoldfastSaver(home.store)
+    root, inner = config("t"), config("t", "inner")
+    for n in (1, 2, 3):
+        root = put(saver, root, {"steps": [n]}, n)
+        inner = put(saver, inner, {"drafts": [n]}, 10 + n, parents={"": f"{n:08}"})
+    home.store.session("t").rewind("key:00000002")
+
+    def found(**more: Any) -> str:
+        asked = config("t", "inner")
+        asked["configurable"] |= more
+        given = saver.get_tuple(asked)
+        assert given is not None
+        return str(given.checkpoint["id"])
+
+    return [found(), *[found(checkpoint_map={"": f"{n:08}"}) for n in (1, 2, 3)]]
+
+
+def test_a_subgraph_that_runs_for_an_older_checkpoint(home: Home) -> None:
+    assert older_checkpoint_of_the_root_graph(home) == [
+        "00000011", "00000011", "00000011", "00000013",
+    ]  # fmt: skip
+
+
+def test_mutant_that_ignores_the_checkpoint_it_runs_for(
+    memory: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    langgraph.runs_for_the_latest(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_subgraph_that_runs_for_an_older_checkpoint(memory)

@@ -30,8 +30,7 @@ from openai.types.responses import ResponseReasoningItem
 from openai.types.responses.response_output_item import LocalShellCall, LocalShellCallAction
 
 import holdfast
-from holdfast.adapters.openai_agents import HoldfastSession
-from holdfast.adapters.openai_book import newest
+from holdfast.adapters.openai_agents import HoldfastSession, newest
 from holdfast.errors import (
     InDoubt,
     InvalidRequest,
@@ -41,7 +40,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from tests.adapters.loops import asynchronous
-from tests.home import Home
+from tests.support.stores import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -290,6 +289,25 @@ async def test_a_run_with_a_limit_has_whole_pairs(memory: Home):
     await Runner.run(agent, "and now?", session=session)
     sent = agent.model.last_call.input  # type: ignore[union-attr]
     assert [i["call_id"] for i in sent if "call_id" in i] == ["a", "b", "a", "b"]
+
+
+@asynchronous
+async def test_settings_may_be_a_dict_as_in_the_sdk(memory: Home):
+    session = HoldfastSession("s", memory.store, session_settings={"limit": 2})
+    assert session.session_settings == SessionSettings(limit=2)
+    await session.add_items([said("one"), said("two"), said("three")])
+    assert await session.get_items() == [said("two"), said("three")]
+    agent = told([assistant_message("go on")])
+    await Runner.run(agent, "and now?", session=session)
+    assert len(agent.model.last_call.input) == 3  # type: ignore[union-attr]
+    assert (await session.fork("other")).session_settings == SessionSettings(limit=2)
+
+
+@pytest.mark.parametrize("settings", [{"limt": 2}, 2])
+def test_settings_that_the_sdk_does_not_know_are_refused_before_a_store_is_made(tmp_path, settings):
+    with pytest.raises(TypeError, match="session"):
+        HoldfastSession("s", tmp_path / "a.db", session_settings=settings)
+    assert [*tmp_path.iterdir()] == []
 
 
 # -- the call that was cut off ---------------------------------------------------------------------

@@ -250,18 +250,18 @@ async def test_a_delete_spares_what_was_saved_meanwhile(memory, monkeypatch):
     conversations = over(memory.store)
     await say(conversations, "c", "one")
     revision = (await conversations.read_record("c")).revision
-    look = conversations.look
+    read_meta = conversations.read_meta
     raced: set[str] = set()
 
-    def look_then_lose(session, head=None):
-        noted = look(session, head)
+    def read_then_lose(session, head=None):
+        meta = read_meta(session, head)
         if not raced:
             raced.add(session.name)
             record = ConversationRecord(conversation_id="c", head_id=None)
             conversations._write(record, [], revision)
-        return noted
+        return meta
 
-    monkeypatch.setattr(conversations, "look", look_then_lose)
+    monkeypatch.setattr(conversations, "read_meta", read_then_lose)
     with pytest.raises(ConversationConflict):
         await conversations.delete_record("c", expected_revision=revision)
     assert raced
@@ -296,7 +296,7 @@ async def test_bad_requests_are_refused_before_anything_is_written(home, convers
 @asynchronous
 async def test_a_cancelled_save_is_finished_and_blocks_nobody(memory, monkeypatch):
     conversations = over(memory.store)
-    commit, begun, go = memory.store.backend.commit, asyncio.Event(), threading.Event()
+    commit, begun, go = memory.store._repository.backend.commit, asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def slow(change):
@@ -304,7 +304,7 @@ async def test_a_cancelled_save_is_finished_and_blocks_nobody(memory, monkeypatc
         assert go.wait(60)
         return commit(change)
 
-    monkeypatch.setattr(memory.store.backend, "commit", slow)
+    monkeypatch.setattr(memory.store._repository.backend, "commit", slow)
     conversation = Conversation(messages=turn("one"), conversation_id="c")
     saving = asyncio.create_task(conversations.save(conversation))
     await begun.wait()  # so the loop goes on while a commit waits

@@ -15,8 +15,9 @@ from strands.hooks import AfterToolCallEvent
 from strands.models import Model
 from strands.session import SnapshotSessionManager
 from strands.storage import InMemoryStorage, Storage
+from strands.storage.storage import _NamespacedStorage
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
-from strands.types.exceptions import EventLoopException
+from strands.types.exceptions import EventLoopException, StorageError
 
 import holdfast
 from holdfast.adapters import strands as adapter
@@ -167,8 +168,9 @@ async def test_bad_requests_are_refused_before_anything_is_written(home, storage
         storage.write("", b"{}"),
         storage.write("k", "text"),
     ):
-        with pytest.raises(holdfast.InvalidRequest):
+        with pytest.raises(StorageError) as refused:
             await call
+        assert isinstance(refused.value.__cause__, holdfast.InvalidRequest)
     assert await storage.list("") == await storage.list("mine") == []
     assert len(home.store.session("mine")) == 1
     with pytest.raises(holdfast.InvalidRequest, match="a store or a URL"):
@@ -176,9 +178,34 @@ async def test_bad_requests_are_refused_before_anything_is_written(home, storage
 
 
 @asynchronous
+@pytest.mark.parametrize("error", [holdfast.Unavailable("full"), OSError("full")], ids=repr)
+async def test_failures_are_storage_errors(memory, error, monkeypatch):
+    storage = HoldfastStorage(memory.store)
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(storage, "session", fail)
+    monkeypatch.setattr(memory.store, "sessions", fail)
+    for call in (
+        storage.write("k", b"{}"), storage.read("k"), storage.delete("k"), storage.list("")
+    ):  # fmt: skip
+        with pytest.raises(StorageError, match="full") as raised:
+            await call
+        assert raised.value.__cause__ is error
+
+
+def test_only_a_store_in_memory_is_ephemeral(home):
+    storage = HoldfastStorage(home.store)
+    for each in (storage, _NamespacedStorage(storage, "view")):
+        marked = getattr(each, "_ephemeral", None) is InMemoryStorage._ephemeral
+        assert marked is (home.kind == "memory")
+
+
+@asynchronous
 async def test_a_cancelled_write_is_finished_and_blocks_nobody(memory, monkeypatch):
     storage = HoldfastStorage(memory.store)
-    commit, begun, go = memory.store.backend.commit, asyncio.Event(), threading.Event()
+    commit, begun, go = memory.store._repository.backend.commit, asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def slow(change):
@@ -186,7 +213,7 @@ async def test_a_cancelled_write_is_finished_and_blocks_nobody(memory, monkeypat
         assert go.wait(60)
         return commit(change)
 
-    monkeypatch.setattr(memory.store.backend, "commit", slow)
+    monkeypatch.setattr(memory.store._repository.backend, "commit", slow)
     writing = asyncio.create_task(storage.write("k", b"{}"))
     await begun.wait()  # so the loop goes on while a commit waits
     writing.cancel()
@@ -201,7 +228,7 @@ async def test_who_opens_a_store_closes_it(tmp_path):
     path = tmp_path / "own.db"
     async with HoldfastStorage(path) as storage:
         await storage.write("k", b"{}")
-    with pytest.raises(holdfast.InvalidRequest):
+    with pytest.raises(StorageError, match="closed"):
         await storage.read("k")
     with pytest.raises(holdfast.InvalidRequest):
         storage.host.store.session("k")
@@ -405,10 +432,11 @@ def test_a_result_that_cannot_be_kept_ends_the_run(memory, monkeypatch):
     def full(*args):
         raise holdfast.Unavailable("the disk is full")
 
-    monkeypatch.setattr("holdfast.adapters.strands._Journal.record", full)
+    monkeypatch.setattr("holdfast.adapters.strands._ToolResults.record", full)
     with pytest.raises(EventLoopException, match="full") as caught:
         agent("go")
-    assert isinstance(caught.value.original_exception, holdfast.Unavailable)
+    assert isinstance(caught.value.original_exception, StorageError)
+    assert isinstance(caught.value.original_exception.__cause__, holdfast.Unavailable)
     assert done == ["one", "two"]
     assert results(agent)[0] == ("o", [{"text": "1"}])  # not an error of the tool
 
@@ -488,8 +516,8 @@ def test_after_a_crash_only_the_pending_tool_runs(kind, tmp_path):
         session: Any = store.session(LATEST.format("trip"))
         assert len(session.load()["data"]["messages"]) == 2
         assert [call.name for call in session.head.pending] == ["one", "two"]
-        journal = store.session("session/trip/scopes/agent/default/tool_results.json").load()
-        assert [each["tool"]["name"] for each in journal["results"]] == ["one"]
+        state = store.session("session/trip/scopes/agent/default/tool_results.json").load()
+        assert [each["call"]["name"] for each in state["results"].values()] == ["one"]
     resumed = process("resume")
     assert resumed.stdout == "fine\n[('o', [{'text': '1'}]), ('t', [{'text': '2'}])]\n", (
         resumed.stderr

@@ -20,15 +20,15 @@ from typing import Any
 
 import holdfast
 from holdfast import AfterToolCall, Done, Fenced, InDoubt
-from holdfast.backends import disk
-from holdfast.backends.base import Change
-from holdfast.backends.files import FilesBackend
-from holdfast.backends.postgres import PostgresBackend
-from holdfast.backends.postgres_link import Link
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.runs.journal import Journal
-from holdfast.runs.signals import Halt
-from tests import postgres
+from holdfast.history.journal import Journal
+from holdfast.runs.run_core import Halt
+from holdfast.storage import fs
+from holdfast.storage.contract import Change
+from holdfast.storage.files.backend import FilesBackend
+from holdfast.storage.postgres.backend import PostgresBackend
+from holdfast.storage.postgres.connection import Link
+from holdfast.storage.sqlite.backend import SqliteBackend
+from tests.support import postgres
 
 from . import processes
 from .ledger import complete_lines
@@ -55,7 +55,7 @@ class Trail:
         if self._out is not None:
             os.write(self._out, line.encode() + b"\n")
 
-    def _pass(self, line: str) -> None:
+    def pass_(self, line: str) -> None:
         self.say(line)
         self._passed += 1
         for event in {self._passed, line} & self._at.keys():
@@ -64,22 +64,23 @@ class Trail:
 
     def inside(self) -> None:
         if self._writing:
-            self._pass("inside")
+            self.pass_("inside")
 
     @contextmanager
     def writing(self, what: str, key: str) -> Iterator[None]:
-        self._pass(f"{what}? {key}")
+        self.pass_(f"{what}? {key}")
         self._writing = True
         try:
             yield
         finally:
             self._writing = False
-        self._pass(f"{what}! {key}")
+        self.pass_(f"{what}! {key}")
 
 
 def watch(store: holdfast.Store, trail: Trail) -> None:
     """Let the trail tell of everything that this process writes to the store."""
-    note, catch_up, commit = Journal.note, Journal.catch_up, store.backend.commit
+    append, offer, catch_up = Journal.append, Journal.offer, Journal.catch_up
+    commit = store._repository.backend.commit
     keys: dict[int, str] = {}
     commits = count(1)
 
@@ -93,8 +94,12 @@ def watch(store: holdfast.Store, trail: Trail) -> None:
     def noted(self: Journal, facts: dict[str, Any], *entry: bytes) -> None:
         key = keys[facts["of"]] if "of" in facts else f"{facts['turn']} {facts['key']}"
         with trail.writing(facts["what"], key):
-            note(self, facts, *entry)
+            append(self, facts, *entry)
         learn(self)
+
+    def offered(self: Journal, facts: dict[str, Any], token: bytes | None) -> None:
+        with trail.writing("offer", keys[facts["of"]]):
+            offer(self, facts, token)
 
     def committed(change: Change) -> None:
         lease = None if change.notes is None else change.notes.lease
@@ -102,22 +107,23 @@ def watch(store: holdfast.Store, trail: Trail) -> None:
         with trail.writing(what, str(next(commits))):
             commit(change)
 
-    Journal.note, Journal.catch_up = noted, read  # type: ignore[method-assign, assignment]
-    store.backend.commit = committed  # type: ignore[method-assign]
+    Journal.append, Journal.offer = noted, offered  # type: ignore[method-assign, assignment]
+    Journal.catch_up = read  # type: ignore[method-assign, assignment]
+    store._repository.backend.commit = committed  # type: ignore[method-assign]
     _watch_pieces(store, trail)
 
 
 def _watch_pieces(store: holdfast.Store, trail: Trail) -> None:
     """The middle of one write: a transaction, half a line, or a server that goes on without us."""
-    if isinstance(store.backend, SqliteBackend):
+    if isinstance(store._repository.backend, SqliteBackend):
 
         def committing() -> bool:
             trail.inside()
             return False
 
-        store.backend._writing().set_commit_hook(committing)
-    elif isinstance(store.backend, FilesBackend):
-        write_all = disk.write_all
+        store._repository.backend._writing().set_commit_hook(committing)
+    elif isinstance(store._repository.backend, FilesBackend):
+        write_all = fs.write_all
 
         def halves(handle: int, data: bytes, at: int) -> None:
             half = len(data) // 2
@@ -125,9 +131,9 @@ def _watch_pieces(store: holdfast.Store, trail: Trail) -> None:
             trail.inside()
             write_all(handle, data[half:], at + half)
 
-        disk.write_all = halves
+        fs.write_all = halves
     else:
-        assert isinstance(store.backend, PostgresBackend)
+        assert isinstance(store._repository.backend, PostgresBackend)
         answer = Link._answer
 
         def asked(self: Link) -> Any:

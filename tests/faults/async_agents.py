@@ -7,8 +7,8 @@ from typing import Any
 
 import holdfast
 from holdfast import Fenced, InDoubt
-from holdfast.aio import Opening
-from holdfast.runs.signals import Halt
+from holdfast.aio.store import Opening
+from holdfast.runs.run_core import Halt
 
 from .agents import Agent, Trail, World, begin, late_writes, watch
 

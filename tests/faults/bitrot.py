@@ -261,17 +261,28 @@ def cells(data: bytes, table: str, seed: int = 0) -> list[Cell]:
 Anything = Damage | Blank | Removal | Cell
 
 
-def campaign(known: Subject, file: str, damages: Sequence[Anything], check: Check) -> Report:
+def campaign(
+    known: Subject,
+    file: str,
+    damages: Sequence[Anything],
+    check: Check,
+    *,
+    until: str | None = None,
+) -> Report:
     """Try every damage of `file` in other processes: a crash or a hang is a failure too."""
-    return campaigns(known, [(file, damage) for damage in damages], check)
+    return campaigns(known, [(file, damage) for damage in damages], check, until=until)
 
 
 def campaigns(
-    known: Subject, damages: Sequence[tuple[str, Anything]], check: Check, *, until: str = ""
+    known: Subject,
+    damages: Sequence[tuple[str, Anything]],
+    check: Check,
+    *,
+    until: str | None = None,
 ) -> Report:
     """The same for several files, each damaged on its own.
 
-    Or `until` a failure says that: a mutant need be caught only once.
+    Or `until` a failure matches that: a mutant need be caught only once.
     """
     report = Report()
     rest = list(damages)
@@ -281,7 +292,7 @@ def campaigns(
             report.unharmed += verdict == "unharmed"
             if verdict not in {"", "unharmed"}:
                 report.failures.append(f"  {damage} of {file}: {verdict}")
-                if until and until in verdict:
+                if until is not None and re.search(until, verdict):
                     return report
         rest = list(damages)[report.tried :]
     return report

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from holdfast.backends import files_streams, files_text
+from holdfast.storage.files import item_files, row_json
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def parsed_once(monkeypatch):
 
     Damaged stores have most of their files in common, and parsing those was half of a check.
     """
-    for module, name in ((files_text, "hide_checkpoint"), (files_streams, "hide")):
+    for module, name in ((row_json, "hide_checkpoint"), (item_files, "hide")):
         monkeypatch.setattr(module, name, functools.lru_cache(8192)(getattr(module, name)))

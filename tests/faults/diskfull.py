@@ -6,11 +6,13 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import holdfast
+from holdfast.storage import fs
 
 from . import processes, workload
 from .checking import findings, named, scratch
@@ -150,3 +152,65 @@ def _call(name: str, *arguments: object) -> None:
     if getattr(libc, name)(*arguments):
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+class Freeing:
+    """A child that fills a small file system, and then makes room on it by what a store offers."""
+
+    def __init__(self, folder: Path, size: int, backend: Backend) -> None:
+        mount_private(folder, size)
+        self.folder = folder
+        self.store = holdfast.open(url_of(folder, backend), create=True)
+        self.names: list[str] = []
+
+    def save(self) -> None:
+        session = self.store.session(f"s{len(self.names)}")
+        self.names.append(session.name)
+        for _ in range(30):
+            session.append("log", os.urandom(300).hex())
+
+    def save_all(self) -> None:
+        refused = 0
+        while refused < INSISTENCE:
+            try:
+                self.save()
+            except holdfast.Unavailable:
+                refused += 1
+
+    def fill(self, left: int) -> None:
+        """As other programs do, but for some bytes."""
+        with (self.folder / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        os.truncate(self.folder / "ballast", (self.folder / "ballast").stat().st_size - left)
+
+    def free(self) -> int:
+        return fs.free_space(self.folder)
+
+    def make_room(self) -> Iterator[str]:
+        """Delete, prune and gc; what is wrong then."""
+        before = self.free()
+        for name in self.names[:3]:
+            self.store.session(name).delete()
+        self.store.prune(holdfast.Retention(keep_last=1))
+        self.store.gc()
+        if self.free() - before < 100_000:
+            yield f"{before} bytes were free, and now {self.free()}"
+        self.store.session("new").save({"n": 1})
+        kept = [info.name for info in self.store.sessions() if info.head is not None]
+        if len(kept) < len(self.names) - 3 - INSISTENCE or not self.store.verify().ok:
+            yield "something is lost"
+        self.store.close()
+
+
+def freed(size: int, backend: Backend, act: Callable[[Freeing], Iterable[str]]) -> list[str]:
+    """What is wrong, once a child has done something in a file system of this size."""
+    with scratch() as folder:
+
+        def run(out: int) -> None:
+            for found in act(Freeing(folder, size, backend)):
+                os.write(out, wrong_line(0, found))
+
+        child = processes.fork(run)
+        child.finish()
+        return Ledger.of(complete_lines(bytes(child.said))).wrong

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from holdfast.backends import sqlite_writer
-from holdfast.backends.base import Jot
+from holdfast.storage.batch import Batch, DeleteRange, Insert
+from holdfast.storage.contract import JournalAppend
+from holdfast.storage.sqlite import writer as sqlite_writer
 
 from . import ledger as books
 from . import processes, workload
@@ -56,14 +57,19 @@ class ItemsLater(Writer):
 _write = sqlite_writer.write
 
 
-def _in_two_halves(connection: Any, cursor: Any, change: Any) -> None:
-    if isinstance(change, Jot) or not change.rows:
-        _write(connection, cursor, change)
+def _in_two_halves(connection: Any, cursor: Any, batch: Any) -> None:
+    items = [] if isinstance(batch, JournalAppend) else [*filter(_is_items, batch.writes)]
+    if not items:
+        _write(connection, cursor, batch)
         return
-    _write(connection, cursor, replace(change, rows=()))
+    others = [write for write in batch.writes if not _is_items(write)]
+    _write(connection, cursor, replace(batch, writes=others))
     time.sleep(0.005)  # lest the test needs luck
-    rest = replace(change, expect=change.head, create=None, checkpoint=None, blobs=(), notes=None)
-    _write(connection, cursor, rest)
+    _write(connection, cursor, Batch(writes=items))
+
+
+def _is_items(write: Any) -> bool:
+    return isinstance(write, Insert | DeleteRange) and write.table == "items"
 
 
 def campaign(

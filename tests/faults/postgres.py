@@ -20,7 +20,7 @@ import psycopg
 
 import holdfast
 from holdfast.errors import HoldfastError
-from tests.postgres import Server
+from tests.support.postgres import Server
 
 from . import processes, workload
 from .checking import findings
@@ -48,9 +48,11 @@ class Report:
 
 
 class PatientWriter(Writer):
+    timeout = TIMEOUT
+
     def open(self) -> None:
         if self.store is None:
-            self.store = holdfast.open(self.url, durability=self.durability, timeout=TIMEOUT)
+            self.store = holdfast.open(self.url, durability=self.durability, timeout=self.timeout)
             for line in self.lines.values():
                 line.handle = None
 
@@ -66,6 +68,7 @@ def campaign(
     sabotage: Callable[[], None] | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
     seconds: float | None = None,
+    timeout: float = TIMEOUT,
     enough: Callable[[], bool] = lambda: True,
 ) -> Report:
     """Let writers work `through` a proxy, say, and then look at what there is at `url`.
@@ -81,7 +84,7 @@ def campaign(
             if sabotage is not None:
                 sabotage()
             writer = PatientWriter(through or url, out, seed=seed + number, durability=durability)
-            writer.n = number << 20
+            writer.n, writer.timeout = number << 20, timeout
             work = workload.endless(seed + number, [f"session {seed + number}"], WEIGHTS)
             lasting = takewhile(lambda each: each[0] < steps or not enough(), enumerate(work))
             writer.run(step for _, step in lasting)

@@ -13,12 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import holdfast
-from holdfast.backends import files, memory, sqlite
+from holdfast.storage import memory
+from holdfast.storage.files import backend
+from holdfast.storage.sqlite import backend as sqlite_backend
 
 from .ledger import wrong_line
 
 # A child should be killed while it works, not while it imports what its parent has not used yet.
-PRELOADED = [files, memory, sqlite, *[getattr(holdfast, name) for name in holdfast.__all__]]
+PRELOADED = [
+    backend,
+    memory,
+    sqlite_backend,
+    *[getattr(holdfast, name) for name in holdfast.__all__],
+]
 
 PR_SET_PTRACER = (
     0x59616D61  # lets a process that is no ancestor trace this one, where that is restricted

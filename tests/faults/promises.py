@@ -11,9 +11,10 @@ from typing import Any
 from unittest import mock
 
 import holdfast
-from holdfast import clock, leases
-from holdfast.runs import journal as journals
-from holdfast.runs.journal import Call
+from holdfast import clock
+from holdfast.history import journal as journals
+from holdfast.history import leases
+from holdfast.history.journal import Call
 
 from .checking import load_findings, named
 from .ledger import digest
@@ -152,12 +153,12 @@ def _journals(store: holdfast.Store, book: Promises, sessions: Iterable[str]) ->
         for each in session.pending():
             if each.state == "running":
                 yield f"{each.key!r} of {name!r} is said to be running"
-        with store.backend.reader() as reader:
+        with store._repository.reader() as reader:
             entries = list(journals.read(reader, session._number(reader)))
         for call in journals.all_calls(entries).all.values():
             run = runs.get(call.run)
             if run is None or (*run, call.turn, call.key) not in book.tried:
-                yield f"wrong state: a call that nobody has made: {call.where}"
+                yield f"wrong state: a call that nobody has made: {call.id}"
             else:
                 there[*run, call.turn, call.key] = call
     for where in book.entered | book.results.keys():
@@ -169,12 +170,13 @@ def _journals(store: holdfast.Store, book: Promises, sessions: Iterable[str]) ->
 
 def _call(where: Where, call: Call, book: Promises) -> Iterator[str]:
     if where in book.results:
-        result = {"failed": call.error} if call.outcome == "failed" else call.result
-        if call.outcome not in ("done", "failed"):
-            yield f"lost: {where} had returned, and is {call.outcome}"
+        failure = call.failure if call.status == "failed" else None
+        result = call.result if failure is None else {"failed": failure["error"]}
+        if call.status not in ("done", "failed"):
+            yield f"lost: {where} had returned, and is {call.status}"
         elif result != book.results[where]:
             yield f"wrong state: {where} has another result"
-    elif where in book.tools and call.outcome == "rerun" and where not in book.again:
+    elif where in book.tools and call.status == "rerun" and where not in book.again:
         yield f"lost: {where} would be made again"
     chunks = book.chunks.get(where, [])
     if call.partial[: len(chunks)] != chunks:

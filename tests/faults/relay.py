@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import careless, ledger, workload
+from tests.mutants import named
+
+from . import ledger, workload
 from .writer import Line, Writer
 
 
@@ -50,7 +52,7 @@ def main(
     n: str, mutant: str, folder: str, said: str, script: str, backend: Any, durability: str
 ) -> None:
     if mutant:
-        getattr(careless, mutant)()
+        named(mutant)()
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     url = workload.url_of(Path(folder), backend)
     for number, kind in enumerate((Writer, Heir)):

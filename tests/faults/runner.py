@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -23,9 +22,7 @@ from typing import Any, Literal
 
 import holdfast
 from holdfast import AfterToolCall, HoldfastError, InDoubt, Policy, StepFailed
-from holdfast.backends.files import FilesBackend
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.runs.journal import Journal
+from tests.mutants import named
 
 from . import workload
 from .ledger import digest, error_line, wrong_line
@@ -175,7 +172,8 @@ class Runner:
             return True
         try:
             self.say("try", "begin", about)
-            with session.run(state={"runs": [], "results": []}, policy=part.policy) as run:
+            first: Any = {"runs": [], "results": []} if session.head is None else None
+            with session.run(state=first, policy=part.policy) as run:
                 self.say("ack", "run", about, id=run.id)
                 self.act(run, part)
             if part.n in run.state["runs"]:
@@ -257,7 +255,7 @@ class Runner:
         session.resolve(where[3], rerun=True)
 
     def answer(self, session: holdfast.Session, part: Part, waiting: Any) -> None:
-        [where] = [where for where in part.results() if where[3] == f"wait:{waiting.key}"]
+        [where] = [where for where in part.results() if where[3] == f"wait:{waiting.name}"]
         value = f"answered by {self.by} {next(self.made)}"
         session.answer(waiting.key, value)
         self.say("ack", "answer", where, result=value)
@@ -265,86 +263,6 @@ class Runner:
 
 class Refused(Exception):
     """How a call fails that is to fail."""
-
-
-# -- mutants ---------------------------------------------------------------------------------------
-
-Notes = list[tuple[dict[str, Any], bytes]]
-
-
-@contextmanager
-def unsynced(backend: Any) -> Iterator[None]:
-    """What is written meanwhile is not synced."""
-    if isinstance(backend, SqliteBackend):
-        execute = backend._writing().execute
-        execute("PRAGMA synchronous=NORMAL")
-        try:
-            yield
-        finally:
-            execute("PRAGMA synchronous=FULL")
-    else:
-        assert isinstance(backend, FilesBackend)
-        backend._home.durable = False
-        try:
-            yield
-        finally:
-            backend._home.durable = True
-
-
-def syncs_no_entries() -> None:
-    """The journal is written, and left to the system."""
-    put = Journal._put
-
-    def hastily(self: Journal, notes: Notes) -> None:
-        with unsynced(self._backend):
-            put(self, notes)
-
-    Journal._put = hastily  # type: ignore[method-assign]
-
-
-def syncs_no_ends() -> None:
-    """A result is returned while it may still be lost."""
-    put = Journal._put
-
-    def hastily(self: Journal, notes: Notes) -> None:
-        if notes[0][0]["what"] == "started":
-            put(self, notes)
-        else:
-            with unsynced(self._backend):
-                put(self, notes)
-
-    Journal._put = hastily  # type: ignore[method-assign]
-
-
-def notes_beginnings_late() -> None:
-    """That a call begins is written with its end."""
-    put = Journal._put
-    held: Notes = []
-
-    def late(self: Journal, notes: Notes) -> None:
-        if notes[0][0]["what"] == "started" and notes[0][0]["kind"] != "wait":
-            for n, (facts, _) in enumerate(notes, self.next + len(held)):
-                self.calls.apply(n, facts)
-            held.extend(notes)
-        else:
-            put(self, [*held, *notes])
-            held.clear()
-
-    Journal._put = late  # type: ignore[method-assign]
-
-
-def takes_failures_for_success() -> None:
-    """An entry that could not be written is taken for written."""
-    put = Journal._put
-
-    def blindly(self: Journal, notes: Notes) -> None:
-        try:
-            put(self, notes)
-        except HoldfastError:
-            for n, (facts, _) in enumerate(notes, self.next):
-                self.calls.apply(n, facts)
-
-    Journal._put = blindly  # type: ignore[method-assign]
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -360,7 +278,7 @@ def main(
     durability: str = "full",
 ) -> None:
     if mutant:
-        globals()[mutant]()
+        named(mutant)()
     out = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     url = workload.url_of(Path(folder), backend)
     if int(n):

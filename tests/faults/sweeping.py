@@ -1,28 +1,25 @@
-"""gc beside processes that save, fork, rewind and delete; and ways to break it."""
+"""gc beside processes that save, fork, rewind and delete."""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, islice
+from itertools import islice
 from typing import Any
 
 import holdfast
-from holdfast.backends import sqlite_writer
-from holdfast.backends.base import Sweep, Trim
-from holdfast.backends.files import FilesBackend
-from holdfast.backends.sqlite import SqliteBackend
+from holdfast.storage.files.backend import FilesBackend
+from holdfast.storage.sqlite.backend import SqliteBackend
 
 from . import processes, workload
 from .checking import findings, scratch
 from .ledger import Ledger, complete_lines
 from .workload import Backend, url_of
-from .writer import Writer, main
+from .writer import Writer
 
 BESIDE = {**workload.TIDYING, "gc": 0}
 
@@ -105,48 +102,5 @@ def takes_its_time(pauses: random.Random) -> None:
         return slowly
 
     for kind in (SqliteBackend, FilesBackend):
-        for name, longest in (("sweep", 0.01), ("trim", 0.04)):
+        for name, longest in (("sweep", 0.03), ("trim", 0.04)):
             setattr(kind, name, slowed(getattr(kind, name), longest))
-
-
-# -- mutants ---------------------------------------------------------------------------------------
-
-
-def takes_shared_blobs() -> None:
-    """A blob goes even if a save has come to share it since it was found to be refuse."""
-    real = sqlite_writer.trim
-
-    def blindly(connection: Any, cursor: Any, trim: Trim) -> int:
-        found = dict(cursor.execute("SELECT digest, uses FROM blobs").fetchall())
-        blobs = [(digest, found[digest]) for digest, _ in trim.blobs if digest in found]
-        return real(connection, cursor, replace(trim, blobs=blobs))
-
-    sqlite_writer.trim = blindly
-
-
-def frees_without_looking() -> None:
-    """Checkpoints go even if the session has moved since they were found to be deleted."""
-    Sweep.is_current = lambda self, reader: reader.head(self.session) is not None  # type: ignore[method-assign]
-
-
-def sweeps_in_two_halves() -> None:
-    """What is freed, and what its children learn of it, in two transactions."""
-    real = SqliteBackend.sweep
-
-    def by_halves(self: SqliteBackend, sweeps: Sequence[Sweep]) -> list[bool]:
-        done = real(self, [replace(sweep, gaps=[]) for sweep in sweeps])
-        time.sleep(0.01)  # lest the test needs luck
-        with self._transaction() as connection:
-            connection.execute("BEGIN")
-            for sweep in compress(sweeps, done):
-                rest = replace(sweep, checkpoints=[], keys=[], facets=[], remove=None)
-                sqlite_writer.sweep(self._cursor, rest)
-            connection.execute("COMMIT")
-        return done
-
-    SqliteBackend.sweep = by_halves  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":  # the writer of the power-loss harness, with this mutant
-    sweeps_in_two_halves()
-    main(*sys.argv[1:])

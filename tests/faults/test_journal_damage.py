@@ -12,9 +12,9 @@ import pytest
 
 import holdfast
 from holdfast import InDoubt
-from holdfast.backends import files_text
-from holdfast.codec import rows
-from holdfast.runs import sync
+from holdfast.format import rows
+from holdfast.runs import run_core as runs_run
+from holdfast.storage.files import row_json
 
 from .bitrot import flip
 from .checking import named
@@ -31,11 +31,10 @@ def made(url: Any) -> None:
         for call in CALLS[:3]:
             run.state["done"].append(run.tool(call, lambda n: -n))
         run.checkpoint()
-        run.prepare(
-            "tool", "act", "call 3", {"n": 3}, on_doubt="ask", on_change="raise", verify=None
-        )
-        assert run._opened is not None
-        run._opened.let_go()
+        how = runs_run.StepOptions(on_doubt="ask")
+        run._core.prepare(runs_run.Prepare("tool", "act", "call 3", {"n": 3}, how))
+        assert run._core._opened is not None
+        run._core._opened.stop_heartbeat()
 
 
 def answers(store: holdfast.Store) -> Iterator[tuple[str, Any]]:
@@ -61,7 +60,7 @@ def findings(url: Any, expected: dict[str, Any]) -> list[str]:
     return found
 
 
-def again(run: sync.Run, found: list[str]) -> None:
+def again(run: holdfast.Run, found: list[str]) -> None:
     for n, call in enumerate(CALLS):
         result = run.tool(call, lambda n: found.append(f"call {n} was made again"))
         if result != -n:
@@ -77,7 +76,7 @@ def test_mutant_that_does_not_compare_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "xxh3_64_digest", lambda body, seed: Agreeable(8))
-    monkeypatch.setattr(files_text, "xxh3_64_hexdigest", lambda body, seed: "0" * 16)
+    monkeypatch.setattr(row_json, "xxh3_64_hexdigest", lambda body, seed: "0" * 16)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         assert flipped(tmp_path, "journal.jsonl", 150) == []
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from functools import partial
 
 import pytest
 
-from . import journal_faults, powerloss, runner
+from holdfast.storage.sqlite.backend import SqliteBackend
+from tests.mutants import runs
+
+from . import journal_faults, powerloss
 from .disk import Write
 from .failing_io import Fault
 from .journal_faults import failures, is_word_of, losses
@@ -114,23 +118,44 @@ def test_an_error_or_a_true_acknowledgement(rounds, stride, backend, fault):
 
 
 def test_mutant_that_does_not_sync_each_commit():
-    report = losses(recorded("sqlite", durability="normal"), states=40)
+    report = losses(recorded("sqlite", durability="normal"), states=40, until="lost")
     print(report)
     assert report.lost
 
 
-@pytest.mark.parametrize("mutant", ["syncs_no_entries", "syncs_no_ends", "notes_beginnings_late"])
+@pytest.mark.parametrize(
+    "mutant", [runs.syncs_no_entries, runs.syncs_no_ends, runs.notes_beginnings_late]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mutant_that_promises_too_early(backend, mutant):
-    recording = recorded(backend, mutant=mutant)
-    report = losses(recording, states=24, moments=partial(is_word_of, "first"))
+    recording = recorded(backend, mutant=mutant.name)
+    report = losses(recording, states=24, moments=partial(is_word_of, "first"), until="lost")
     print(report)
     assert report.lost
 
 
 @pytest.mark.parametrize(("backend", "call"), [("sqlite", "fdatasync"), ("files", "fsync")])
 def test_mutant_that_takes_a_failed_write_for_a_success(backend, call):
-    mutant = runner.takes_failures_for_success
+    mutant = runs.takes_failures_for_success
     report = failures(Fault(call, "EIO"), backend, places=range(20, 30, 2), mutant=mutant)
     print(report)
     assert any("lost: " in found for found in report.failures)
+
+
+def test_the_mutants_without_syncs_wait_for_other_writers(tmp_path):
+    """The thread that renews leases writes at any moment."""
+    backend = SqliteBackend(tmp_path / "store.db")
+
+    def hastily() -> None:
+        with runs.unsynced(backend):
+            pass
+
+    mutant = threading.Thread(target=hastily)
+    with backend._transaction() as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        mutant.start()
+        mutant.join(0.2)
+        assert connection.in_transaction
+        connection.execute("COMMIT")
+    mutant.join()
+    backend.close()

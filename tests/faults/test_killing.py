@@ -12,7 +12,7 @@ MANY = int(os.environ.get("HOLDFAST_KILLS", "20_000"))
 @pytest.mark.parametrize("writers", [1, 2])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_acknowledged_is_lost(rounds, writers, seed):
-    kills = rounds(80, torture=MANY // 4)
+    kills = rounds(40, torture=MANY // 4)
     report = killing.campaign(kills, seed=seed, writers=writers)
     print(report)
     assert report.acknowledged > kills

@@ -22,7 +22,7 @@ def test_the_model_ends_where_the_real_disk_does(script):
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("script", "usual"), [("short", 500), ("long", 100), ("tidy", 320)])
+@pytest.mark.parametrize(("script", "usual"), [("short", 200), ("long", 60), ("tidy", 140)])
 def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
     states = rounds(usual, torture=MANY // 12)
     report = powerloss.campaign(
@@ -38,26 +38,32 @@ def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
 def test_nothing_acknowledged_is_lost_after_a_failed_sync(rounds, n):
     """The data of a failed sync never reaches the disk, whatever later syncs say."""
     recording = recorded("short", inject=f"fdatasync:error=EIO:when={n}")
-    report = powerloss.campaign(recording, states=rounds(60, torture=MANY // 100))
+    report = powerloss.campaign(recording, states=rounds(30, torture=MANY // 100))
     print(report)
     assert not report.failures, str(report)
 
 
 @pytest.mark.parametrize("script", ["short", "long"])
 def test_mutant_that_does_not_sync_each_commit(script):
-    report = powerloss.campaign(recorded(script, durability="normal"), states=150)
+    report = powerloss.campaign(recorded(script, durability="normal"), states=150, until="lost")
     print(report)
     assert report.lost
 
 
 @pytest.mark.parametrize("script", ["short", "long"])
 def test_mutant_that_does_not_sync_directories(script):
-    report = powerloss.campaign(recorded(script).without_directory_syncs(), states=150)
+    report = powerloss.campaign(
+        recorded(script).without_directory_syncs(), states=150, until="lost"
+    )
     print(report)
     assert report.lost
 
 
 def test_mutant_that_frees_in_two_transactions():
-    report = powerloss.campaign(recorded("tidy", program=("sweeping",)), states=400)
+    report = powerloss.campaign(
+        recorded("tidy", program=("mutated_writer", "sweeps_in_two_halves")),
+        states=400,
+        until="failures",
+    )
     print(report)
     assert report.failures

@@ -1,6 +1,6 @@
 """Eight processes at once."""
 
-from holdfast.backends import sqlite_file, sqlite_writer
+from holdfast.storage.sqlite import schema, writer
 
 from . import racing
 
@@ -28,7 +28,7 @@ def test_mutant_that_does_not_wait(tmp_path):
 
 def impatient():
     """Gives up where another writes."""
-    sqlite_file._patience = lambda timeout: lambda count: False
+    schema._patience = lambda timeout: lambda count: False
 
 
 def test_mutant_that_saves_an_old_state_over_a_new_head():
@@ -46,13 +46,13 @@ def test_mutant_that_does_not_compare_heads():
 
 
 def no_compare_and_swap():
-    write = sqlite_writer.write
+    write = writer.write
 
-    def blindly(connection, *more):
-        change = more[-1]
-        if change.expect is not None:
+    def blindly(connection, cursor, batch):
+        if batch.swap is not None:
             query = "SELECT body FROM heads WHERE session = ?"
-            (change.expect,) = connection.execute(query, (change.session,)).fetchone()
-        write(connection, *more)
+            (head,) = connection.execute(query, (batch.swap.session,)).fetchone()
+            batch.swap = batch.swap._replace(expect=head)
+        write(connection, cursor, batch)
 
-    sqlite_writer.write = blindly
+    writer.write = blindly

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,16 +15,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import AfterLLMResponse, AfterToolCall, EveryN, Policy, SessionBusy, aruns, leases
-from holdfast.aruns import AsyncRun
-from holdfast.runs.journal import Call, Journal
-from holdfast.runs.run import current
-from holdfast.writing import Writer
-from tests.careless_runs import (
-    calls_what_is_in_doubt,
-    compares_no_tokens,
-    goes_on_from_the_head,
-)
+from holdfast import AfterLLMResponse, AfterToolCall, EveryN, Policy, SessionBusy
+from tests.mutants import runs
 
 from . import agents, processes
 from .agents import SECONDS, Agent, Place, Report, trail_of
@@ -231,7 +222,7 @@ def refusal(agent: Agent, store: holdfast.Store) -> str:
 
 def all_of(agent: Agent, store: holdfast.Store) -> dict[str, Any]:
     session = store.session(agent.session)
-    with store.backend.reader() as reader:
+    with store._repository.reader() as reader:
         journal = reader.journal(session._number(reader), 1, 10_000)
     return {
         "journal": [[n, row.hex()] for n, row in journal],
@@ -313,76 +304,15 @@ def resume_all(place: Place, prefix: str, ours: int, theirs: int, out: int) -> N
 # -- mutants ---------------------------------------------------------------------------------------
 
 
-def notes_beginnings_late(patch: pytest.MonkeyPatch) -> None:
-    """STARTED is written with the end."""
-    put = Journal._put
-    held: list[tuple[dict[str, Any], bytes]] = []
-
-    def late(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
-        if entries[0][0]["what"] == "started":
-            held.extend(entries)
-            self.calls.apply(self.next, entries[0][0])
-        else:
-            put(self, [*held, *entries])
-            held.clear()
-
-    patch.setattr(Journal, "_put", late)
-
-
-def notes_no_ends(patch: pytest.MonkeyPatch) -> None:
-    """DONE is remembered, but not written."""
-    put = Journal._put
-
-    def forgetful(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
-        if entries[0][0]["what"] == "done":
-            self.calls.apply(0, entries[0][0])
-        else:
-            put(self, entries)
-
-    patch.setattr(Journal, "_put", forgetful)
-
-
-def notes_ends_later(patch: pytest.MonkeyPatch) -> None:
-    """DONE is written, but not before the result is returned."""
-    put = Journal._put
-    held: list[tuple[dict[str, Any], bytes]] = []
-
-    def lazy(self: Journal, entries: list[tuple[dict[str, Any], bytes]]) -> None:
-        held.extend(entries)
-        if entries[0][0]["what"] == "done":
-            self.calls.apply(0, entries[0][0])
-        else:
-            put(self, held)
-            held.clear()
-
-    patch.setattr(Journal, "_put", lazy)
-
-
-def awaits_no_ends(patch: pytest.MonkeyPatch) -> None:
-    """A result is returned while DONE is being written."""
-    written = set()
-
-    async def hasty(self: AsyncRun, call: Call, fn: Callable[[], Any], *_: Any) -> Any:
-        token = current.set(call)
-        try:
-            result = await aruns._once(fn)
-        finally:
-            current.reset(token)
-        written.add(asyncio.ensure_future(self._work(self.core.succeed, call, result, None)))
-        return result
-
-    patch.setattr(AsyncRun, "_make", hasty)
-
-
 MUTANTS = [
-    (notes_beginnings_late, "not reported as in doubt", Agent),
-    (notes_no_ends, "reported as in doubt", Agent),
-    (notes_ends_later, "reported as in doubt", Agent),
-    (calls_what_is_in_doubt, "effects", Agent),
-    (goes_on_from_the_head, "resuming fails: unexpected: StepChanged", Agent),
-    (notes_beginnings_late, "not reported as in doubt", AsyncAgent),
-    (calls_what_is_in_doubt, "effects", AsyncAgent),
-    (awaits_no_ends, "reported as in doubt", AsyncAgent),
+    (runs.notes_beginnings_late, "not reported as in doubt", Agent),
+    (runs.notes_no_ends, "reported as in doubt", Agent),
+    (runs.notes_ends_later, "reported as in doubt", Agent),
+    (runs.calls_what_is_in_doubt, "effects", Agent),
+    (runs.goes_on_from_the_head, "resuming fails: unexpected: StepChanged", Agent),
+    (runs.notes_beginnings_late, "not reported as in doubt", AsyncAgent),
+    (runs.calls_what_is_in_doubt, "effects", AsyncAgent),
+    (runs.awaits_no_ends, "reported as in doubt", AsyncAgent),
 ]
 
 
@@ -396,20 +326,9 @@ def test_mutant_of_resuming(
     assert any(f": {found}" in failure for failure in report.failures)
 
 
-def ignores_a_takeover(patch: pytest.MonkeyPatch) -> None:
-    """Whoever finds another head goes on from that."""
-
-    def catch_up(self: Writer) -> None:
-        with self.store.backend.reader() as reader:
-            self.look(reader)
-        self.lease = self.head.lease
-
-    patch.setattr(Writer, "_catch_up", catch_up)
-
-
 UNFENCED = [
-    (compares_no_tokens, "done? 2 call 2.0", {"visible: journal"}),
-    (ignores_a_takeover, "save? 5", {"visible: checkpoints", "visible: state"}),
+    (runs.compares_no_tokens, "done? 2 call 2.0", {"visible: journal"}),
+    (runs.ignores_a_takeover, "save? 5", {"visible: checkpoints", "visible: state"}),
 ]
 
 
@@ -435,7 +354,7 @@ def test_mutant_that_does_not_fence_event_loops(
 
 
 def test_mutant_whose_leases_hold_nobody_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "holder", lambda *_: None)
+    runs.leases_hold_nobody_off(monkeypatch)
     for number in range(TRIES):
         found = race(place, f"race {number}:")
         print(found)

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.mutants import maintenance
+
 from . import killing, sweeping, workload
 from .writer import Writer
 
@@ -13,7 +15,7 @@ TRIES = 40  # a mutant may be lucky, most of all on a busy machine
 
 @pytest.mark.parametrize("writers", [1, 2])
 def test_gc_is_killed_at_random(rounds, writers):
-    kills = rounds(120, torture=KILLS // 8)
+    kills = rounds(60, torture=KILLS // 8)
     report = killing.campaign(kills, seed=writers, writers=writers, weights=workload.TIDYING)
     print(report)
     assert report.acknowledged > kills
@@ -22,7 +24,7 @@ def test_gc_is_killed_at_random(rounds, writers):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_gc_beside_four_saving_processes(rounds, seed):
-    report = sweeping.race(rounds(400, torture=5000), seed=seed)
+    report = sweeping.race(rounds(200, torture=5000), seed=seed)
     print(report)
     assert report.freed
     assert not report.failures, str(report)
@@ -31,23 +33,27 @@ def test_gc_beside_four_saving_processes(rounds, seed):
 class InTwoHalves(Writer):
     def open(self) -> None:
         if self.store is None:
-            sweeping.sweeps_in_two_halves()
+            maintenance.sweeps_in_two_halves()
         super().open()
 
 
 def test_mutant_that_frees_in_two_transactions():
     for seed in range(TRIES):
-        report = killing.campaign(120, seed=seed, make=InTwoHalves, weights=workload.TIDYING)
+        report = killing.campaign(
+            120, seed=seed, make=InTwoHalves, weights=workload.TIDYING, until="kill "
+        )
         print(report)
         if report.failures:
             return
     pytest.fail("not caught")
 
 
-@pytest.mark.parametrize("mutant", [sweeping.takes_shared_blobs, sweeping.frees_without_looking])
+@pytest.mark.parametrize(
+    "mutant", [maintenance.drops_shared_blobs, maintenance.frees_without_looking]
+)
 def test_mutant_that_does_not_look_again(mutant):
     for seed in range(TRIES):
-        report = sweeping.race(400, seed=seed, sabotage=mutant)
+        report = sweeping.race(100, seed=seed, sabotage=mutant)
         print(report)
         if report.failures:
             return

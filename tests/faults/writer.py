@@ -131,7 +131,7 @@ class Writer:
                 return
             self.begin(step.into, line.state)
             handle = line.handle.fork(step.into)
-            id_ = ids.to_text(handle._writer.tip.id)  # which asks nobody, who might not answer
+            id_ = ids.to_text(handle._writer.parent.id)  # which asks nobody, who might not answer
             self.lines[step.into] = Line([(id_, line.state)], handle)
             self.ack(step.into, id_)
         else:

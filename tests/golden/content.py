@@ -47,3 +47,6 @@ FILES = {f"src/file{n}.py": f"# file {n}\n{TEXT * 12}" for n in range(12)}
 """A dict that is too big to lie inline."""
 ESSAY = "".join([f"Chapter {n}. {TEXT * 3}\n" for n in range(50)])
 NESTED = {"channels": {"log": [[message(n), TEXT * 40] for n in range(12)]}, "n": 1}
+
+TINY = [f"{n:05}" for n in range(3000)]
+"""In stores since version 2: more than 16 KB, in items of less than 32 bytes."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast import ToolCall, Usage
-from tests.golden.content import ESSAY, FILES, NESTED, TEXT, VALUES, message
+from tests.golden.content import ESSAY, FILES, NESTED, TEXT, TINY, VALUES, message
 
 
 def write(path: Path) -> None:
@@ -77,6 +77,9 @@ def make(address: str) -> None:
         work.patch(drop=["numbers"])
         store.session("list").save([TEXT * 50, 1, [2]])
         store.session("scalar").save(7)
+        tiny = store.session("tiny")
+        tiny.save({"log": TINY[:-1]})
+        tiny.append("log", TINY[-1])
         runs(store)
         deletions(store)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runs.messages import PLACES
+from holdfast.runs.messages import CONVERSATION_PATHS
 
 STATIC = Path(str(files("holdfast.web") / "static"))
 MODULES = sorted(STATIC.glob("*.js"))
@@ -74,4 +74,4 @@ def test_the_page_looks_for_conversations_where_the_library_does() -> None:
     source = (STATIC / "conversation.js").read_text()
     told = re.search(r"^export const CONVERSATION_PLACES = (.*);$", source, re.MULTILINE)
     assert told is not None
-    assert tuple(map(tuple, json.loads(told[1]))) == PLACES
+    assert tuple(map(tuple, json.loads(told[1]))) == CONVERSATION_PATHS

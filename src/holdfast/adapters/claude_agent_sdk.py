@@ -1,25 +1,36 @@
 """Transcripts of the Claude Agent SDK: `session_store=HoldfastSessionStore("agents.db")`.
 
-A transcript is a session named "project/session", that of a subagent "project/session/subpath". Its
-state is {"entries": [...]}, and each append is one checkpoint.
+A transcript is a session with the name "project/session". The name of a subagent's transcript is
+"project/session/subpath". The state is {"entries": […]}, and each append is one checkpoint.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+import anyio
 from claude_agent_sdk import SessionStore, fold_session_summary
 
-from holdfast.adapters.hosting import Host, Hosted, finished
+from holdfast import Usage
+from holdfast.adapters.base import (
+    Host,
+    Hosted,
+    finished,
+    foreign_session,
+    list_of_dicts,
+    read_head,
+    retried_on,
+    sessions_below,
+    value_at,
+)
 from holdfast.errors import HeadMoved, InvalidRequest, NotFound, SessionNotFound
-from holdfast.model import Usage
-from holdfast.workers import Lane
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from claude_agent_sdk import (
         SessionKey,
@@ -29,118 +40,158 @@ if TYPE_CHECKING:
         SessionSummaryEntry,
     )
 
-    from holdfast.checkpoint import Checkpoint, SessionInfo
-    from holdfast.fields import Fields
-    from holdfast.session import Session
-    from holdfast.store import Store
+    from holdfast import Checkpoint, Session, SessionInfo, Store
+    from holdfast.aio import Lane
 
     Entry = dict[str, Any]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _SUMMARY = "summary"
-"""The name in `meta` of what the SDK lists a session by."""
+"""The key in a checkpoint's meta. The SDK makes the summary, and lists sessions by it."""
 _TOKENS = (
     "input_tokens",
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
     "output_tokens",
 )
-_LOGS = 512
-"""Transcripts whose entries' ids are remembered."""
+_REMEMBERED = 512
+"""How many transcripts are remembered with the ids of their entries."""
+
+
+def _on_any_loop(
+    method: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a method work on trio, too: there it runs in a thread with its own asyncio loop."""
+
+    @wraps(method)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        called = method(*args, **kwargs)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            with anyio.CancelScope(shield=True):  # a call that is cancelled completes
+                return await anyio.to_thread.run_sync(asyncio.run, called)
+        return await called
+
+    return run
 
 
 class HoldfastSessionStore(Hosted, SessionStore):
-    """Keeps transcripts in a store: one that was given, or a URL, which is opened and closed.
+    """Keeps transcripts in a store: one that you pass in, or a URL, which is opened and closed.
 
-    What was appended is durable when append() returns, and is there once: an entry whose `uuid` the
-    transcript has already is left out. An append that is cancelled comes to its end first.
+    Entries are durable when append() returns. An entry whose `uuid` is already in the transcript is
+    left out. An append that is cancelled completes first. It works on asyncio and on trio.
     """
 
     def __init__(
         self, store: Store | str | os.PathLike[str], *, agent: str | None = "claude"
     ) -> None:
         self.host, self._agent = Host(store), agent
-        self._logs: dict[str, _Log] = {}
+        self._transcripts: dict[str, _Transcript] = {}
 
     # -- the protocol --------------------------------------------------------------------------
 
+    @_on_any_loop
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        log, found = self._log(key), _checked(entries)
-        if found:
-            await finished(log.lane.call(log.append, found))
+        transcript, new = self._transcript(key), list_of_dicts("entries", entries)
+        if new:
+            await finished(transcript.lane.call(transcript.append, new))
 
+    @_on_any_loop
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """None for a key that was never written, or is deleted."""
+        """Return the entries, or None for a key that was never written or is deleted."""
         name = _name(key)
-        entries = await self.host.call(lambda: _entries(self.store.session(name)))
+        entries = await self.host.call(self._load, name)
         return cast("list[SessionStoreEntry] | None", entries)
 
+    @_on_any_loop
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """`mtime` is when the newest checkpoint was taken; 0 if that is damaged."""
-        found = await self.host.call(lambda: [*self._mains(project_key)])
-        return [{"session_id": id, "mtime": _mtime(info.head)} for id, info in found]
+        """List the main transcripts of a project.
 
+        `mtime` is the time of the head in milliseconds, or 0 if the head is damaged. No two are
+        equal: of heads in the same millisecond, the later ones get the next milliseconds.
+        """
+        found = await self.host.call(lambda: [*self._mains(project_key)])
+        times = _mtimes(found)
+        return [{"session_id": id, "mtime": times[id]} for id, _ in found]
+
+    @_on_any_loop
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         return await self.host.call(self._summaries, project_key)
 
+    @_on_any_loop
     async def delete(self, key: SessionKey) -> None:
-        """Subagents' transcripts go with the main one. undo() brings each back, until gc()."""
+        """Delete a transcript, and those of its subagents. undo() restores each until gc()."""
         name, main = _name(key), key.get("subpath") is None
         await finished(self.host.call(self._delete, name, main))
 
+    @_on_any_loop
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         prefix = _name(key) + "/"
-        infos = await self.host.call(lambda: [*self._under(prefix)])
+        infos = await self.host.call(lambda: [*sessions_below(self.store, prefix)])
         return [info.name[len(prefix) :] for info in infos if info.head or info.damaged]
+
+    @_on_any_loop
+    async def aclose(self) -> None:
+        """Finish earlier calls, then close the store if it was opened here. Idempotent."""
+        await super().aclose()
 
     # -- behind it -----------------------------------------------------------------------------
 
-    def _log(self, key: SessionKey) -> _Log:
+    def _transcript(self, key: SessionKey) -> _Transcript:
         name = _name(key)
-        log = self._logs.pop(name, None)
-        if log is None:
-            main = None if key.get("subpath") is None else _join(key)
-            log = _Log(self.store, name, self._agent, main, self.host.lane())
-            for old in [n for n, kept in self._logs.items() if not kept.lane.calls][:-_LOGS]:
-                del self._logs[old]
-        self._logs[name] = log  # the last one used is the last to go
-        return log
+        found = self._transcripts.pop(name, None)
+        if found is None:
+            main = None if key.get("subpath") is None else _main_name(key)
+            found = _Transcript(self.store, name, self._agent, main, self.host.lane())
+            idle = [name for name, each in self._transcripts.items() if not each.lane.calls]
+            for old in idle[:-_REMEMBERED]:
+                del self._transcripts[old]
+        self._transcripts[name] = found  # the dict is ordered by last use
+        return found
 
-    def _under(self, prefix: str) -> Iterator[SessionInfo]:
-        """Sessions whose names begin so, which lie side by side in the list."""
-        return takewhile(lambda s: s.name.startswith(prefix), self.store.sessions(after=prefix))
+    def _load(self, name: str) -> list[Entry] | None:
+        session = self.store.session(name)
+        try:
+            return _entries(session, session.load())
+        except NotFound:
+            return None
 
     def _mains(self, project_key: str) -> Iterator[tuple[str, SessionInfo]]:
-        """Main transcripts of a project with their ids."""
+        """Yield the ids and infos of the main transcripts of a project."""
         prefix = _escape("project_key", project_key) + "/"
-        for info in self._under(prefix):
+        for info in sessions_below(self.store, prefix):
             rest = info.name[len(prefix) :]
             if "/" not in rest and (info.head or info.damaged):
                 yield _unescape(rest), info
 
     def _summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         out: list[SessionSummaryEntry] = []
-        for id, info in self._mains(project_key):
+        found = [*self._mains(project_key)]
+        times = _mtimes(found)
+        for id, info in found:
             if info.head is None:
                 continue
             data = info.head.meta.get(_SUMMARY)
-            if data is None:  # a fork, or what somebody else has saved
-                data = _fold(None, id, _entries(self.store.session(info.name)) or [])
-            out.append({"session_id": id, "mtime": _mtime(info.head), "data": data})
+            if data is None:  # a fork, or a checkpoint that this adapter did not make
+                data = _fold(None, id, self._load(info.name) or [])
+            out.append({"session_id": id, "mtime": times[id], "data": data})
         return out
 
     def _delete(self, name: str, main: bool) -> None:  # noqa: FBT001
-        """The main one last: after a crash it is still there, to be deleted again."""
-        below = [info.name for info in self._under(name + "/")] if main else []
+        """Delete transcripts, the main one last: after a crash it can be deleted again."""
+        below = [info.name for info in sessions_below(self.store, name + "/")] if main else []
         for each in (*below, name):
             with suppress(SessionNotFound):
                 self.store.session(each).delete()
 
 
-class _Log:
-    """A transcript to append to, for one worker at a time.
+class _Transcript:
+    """Appends to one transcript, in one worker at a time.
 
-    It remembers the ids of its entries, which are read once. They hold for one head: whatever
-    others do to the session moves that, and they are read again.
+    It reads the ids of the entries once, and again when another writer has moved the head.
     """
 
     def __init__(
@@ -148,51 +199,50 @@ class _Log:
     ) -> None:
         self.lane = lane
         self._store, self._name, self._agent, self._main = store, name, agent, main
-        self._session: Session | None = None
-        self._known: _Known | None = None
+        self._opened: Session | None = None
+        self._contents: _Contents | None = None
 
+    @retried_on(HeadMoved)
     def append(self, entries: list[Entry]) -> None:
-        while True:
-            session, known = self._look()
-            new = known.without_repeats(entries)
-            if len(new) < len(entries) and session.head != known.head:
-                self._known = None  # nobody knows that they are there still
-                continue
-            if not new:
-                return
-            self._known = None  # until it is known to be written
-            with suppress(HeadMoved):
-                known.head = session.append("entries", *new, **self._fields(known, new))
-                self._known = known
-                return
+        session, contents = self._read()
+        new = contents.without_repeats(entries)
+        if len(new) < len(entries) and session.head != contents.head:
+            # The repeated entries may have been removed since the contents were read.
+            self._contents = None
+            session, contents = self._read()
+            new = contents.without_repeats(entries)
+        if not new:
+            return
+        self._contents = None  # unknown until the write has succeeded
+        contents.head = session.append("entries", *new, **self._fields(contents, new))
+        self._contents = contents
 
-    def _look(self) -> tuple[Session, _Known]:
-        if self._session is None:
-            self._session = self._store.session(self._name, agent=self._agent, parent=self._main)
-        while self._known is None:
-            head = self._session.refresh()
-            with suppress(NotFound):  # deleted since: look again
-                entries = (_entries(self._session, head) or []) if head else []
-                kept = head.meta.get(_SUMMARY) if head else None
-                self._known = _Known(head, entries, kept or _fold(None, self._name, entries))
-        return self._session, self._known
+    def _read(self) -> tuple[Session, _Contents]:
+        if self._opened is None:
+            self._opened = self._store.session(self._name, agent=self._agent, parent=self._main)
+        if self._contents is None:
+            head, state = read_head(self._opened)
+            entries = [] if head is None else _entries(self._opened, state)
+            kept = None if head is None else head.meta.get(_SUMMARY)
+            summary = kept or _fold(None, self._name, entries)
+            self._contents = _Contents(head, entries, summary)
+        return self._opened, self._contents
 
-    def _fields(self, known: _Known, new: Sequence[Entry]) -> Fields:
-        fields: Fields = {}
+    def _fields(self, contents: _Contents, new: Sequence[Entry]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
         kind = new[-1].get("type")
         if isinstance(kind, str) and kind:
             fields["trigger"] = kind
-        known.note(new)
-        if tokens := known.count(new):
+        if tokens := contents.add(new):
             fields["usage"] = Usage(tokens)
         if self._main is None:
-            known.summary = _fold(known.summary, self._name, new)
-            fields["meta"] = {_SUMMARY: known.summary}
+            contents.summary = _fold(contents.summary, self._name, new)
+            fields["meta"] = {_SUMMARY: contents.summary}
         return fields
 
 
-class _Known:
-    """What is known of a transcript at one head."""
+class _Contents:
+    """The parts of a transcript that the next append needs, at one head."""
 
     def __init__(
         self, head: Checkpoint | None, entries: list[Entry], summary: dict[str, Any]
@@ -200,10 +250,11 @@ class _Known:
         self.head, self.summary = head, summary
         self._ids: set[str] = set()
         self._message: tuple[Any, int] = (None, 0)
-        self.note(entries)
-        self.count(entries)
+        """The id of the newest message, and its tokens."""
+        self.add(entries)
 
     def without_repeats(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries without those whose uuid is in the transcript or comes twice."""
         seen: set[str] = set()
         new = []
         for entry in entries:
@@ -215,19 +266,19 @@ class _Known:
             new.append(entry)
         return new
 
-    def note(self, entries: Sequence[Entry]) -> None:
-        self._ids.update(id for entry in entries if isinstance(id := entry.get("uuid"), str))
+    def add(self, entries: Sequence[Entry]) -> int:
+        """Add entries and return their tokens.
 
-    def count(self, entries: Sequence[Entry]) -> int:
-        """Tokens that these entries tell of. Each block of a message tells of all of it so far."""
+        A message may be several entries. Each of them reports the tokens of the message so far.
+        """
         total = 0
         for entry in entries:
-            message = entry.get("message")
-            if entry.get("type") != "assistant" or not isinstance(message, dict):
+            if isinstance(uuid := entry.get("uuid"), str):
+                self._ids.add(uuid)
+            usage = value_at(entry, "message", "usage")
+            if entry.get("type") != "assistant" or not isinstance(usage, dict):
                 continue
-            usage, id = message.get("usage"), message.get("id")
-            if not isinstance(usage, dict):
-                continue
+            id = value_at(entry, "message", "id")
             tokens = sum(n for name in _TOKENS if type(n := usage.get(name)) is int)
             before = self._message[1] if id is not None and id == self._message[0] else 0
             total += max(tokens - before, 0)
@@ -235,31 +286,15 @@ class _Known:
         return total
 
 
-def _entries(session: Session, revision: Checkpoint | None = None) -> list[Entry] | None:
-    """What a session holds, if it is one of ours; None if it does not exist."""
-    try:
-        state = session.load(revision)
-    except NotFound:
-        if revision is not None:
-            raise
-        return None
+def _entries(session: Session, state: Any) -> list[Entry]:
     entries = state.get("entries") if type(state) is dict and len(state) == 1 else None
     if type(entries) is not list:
-        raise InvalidRequest(
-            f"session {session.name!r} is no transcript of the Claude Agent SDK",
-            hint='its state would be {"entries": […]}; use another store or project key',
-        )
+        raise foreign_session(session, "transcript of the Claude Agent SDK", "project key")
     return entries
 
 
-def _checked(entries: Any) -> list[Entry]:
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidRequest("entries must be a list of dicts")
-    return [*entries]
-
-
 def _fold(before: dict[str, Any] | None, id: str, entries: Sequence[Entry]) -> dict[str, Any]:
-    """What the SDK makes of entries; it alone knows what it means."""
+    """Return the SDK's summary of a transcript: the one before, and new entries."""
     key: SessionKey = {"project_key": "", "session_id": id}
     prev: SessionSummaryEntry | None = None
     if before is not None:
@@ -267,26 +302,32 @@ def _fold(before: dict[str, Any] | None, id: str, entries: Sequence[Entry]) -> d
     return fold_session_summary(prev, key, cast("list[SessionStoreEntry]", entries))["data"]
 
 
-def _mtime(head: Checkpoint | None) -> int:
-    return 0 if head is None else int(head.created_at.timestamp() * 1000)
+def _mtimes(found: Sequence[tuple[str, SessionInfo]]) -> dict[str, int]:
+    """Return the times of the heads in milliseconds, each different, by session id."""
+    times = {id: 0 for id, info in found if info.head is None}
+    heads = [(info.head.created_at, id) for id, info in found if info.head is not None]
+    last = 0
+    for at, id in sorted(heads):
+        last = times[id] = max(int(at.timestamp() * 1000), last + 1)
+    return times
 
 
 # -- names ---------------------------------------------------------------------------------------
 
 
 def _name(key: SessionKey | SessionListSubkeysKey) -> str:
-    """The session's name. What could be taken for a separator in it is escaped."""
+    """Return the name of the session. Separators within the parts of the key are escaped."""
     if not isinstance(key, dict):
         raise InvalidRequest(f"a key is wanted, not {type(key).__name__}")
     subpath: Any = key.get("subpath")
     if subpath is None:
-        return _join(key)
+        return _main_name(key)
     if not isinstance(subpath, str) or not subpath:
         raise InvalidRequest(f"subpath must be a non-empty string, not {subpath!r}")
-    return f"{_join(key)}/{subpath}"
+    return f"{_main_name(key)}/{subpath}"
 
 
-def _join(key: SessionKey | SessionListSubkeysKey) -> str:
+def _main_name(key: SessionKey | SessionListSubkeysKey) -> str:
     return "/".join([_escape(part, key.get(part)) for part in ("project_key", "session_id")])
 
 

@@ -1,7 +1,7 @@
-"""pydantic-ai on holdfast: conversations, and runs that survive a crash in a tool.
+"""A store for conversations of pydantic-ai, and a capability that saves a run in progress.
 
-`HoldfastConversationStore("agents.db")` keeps conversations; `HoldfastCheckpoints` of it, among an
-agent's capabilities, keeps each message and each tool's result of a run as they come.
+`HoldfastConversationStore("agents.db")` keeps conversations. An agent with the capability
+`HoldfastCheckpoints` stores each message and each result of a tool before the run continues.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from holdfast.adapters.base import Hosted
 from holdfast.adapters.pydantic_ai_conversations import (
+    ConversationMeta,
     HoldfastConversationStore,
-    Noted,
-    as_call,
-    dump,
-    revive,
-    spent,
+    dump_messages,
+    load_messages,
+    to_tool_call,
+    usage_since,
 )
+from holdfast.adapters.tool_log import ToolLog
 from holdfast.errors import HeadMoved, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -50,21 +52,20 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.usage import RunUsage
 
-    from holdfast.fields import Fields
-    from holdfast.store import Store
+    from holdfast import Store
 
     Scope = str | Callable[[RunContext[Any]], str | None] | None
 
 __all__ = ["HoldfastCheckpoints", "HoldfastConversationStore"]
 
 
-class HoldfastCheckpoints(AbstractCapability[Any]):
-    """Keeps a run as it goes on, in the session of its conversation, and saves it at its end.
+class HoldfastCheckpoints(Hosted, AbstractCapability[Any]):
+    """Saves a run in the session of its conversation: while it is in progress, and at its end.
 
-    A request is durable before it is sent, a response before its tools run, and a tool's result
-    before it is used. A run that continues a conversation as it was loaded after a crash takes the
-    recorded results of the calls it ends in, and runs only the other tools. If another run has
-    written to the conversation, ConversationConflict is raised before anything else is done.
+    A request is durable before it is sent, a response before its tools run, and the result of a
+    tool before it is used. A run that continues a loaded conversation whose last response asks for
+    tools uses the recorded results, and runs only the tools without one. If another run has written
+    to the conversation, ConversationConflict is raised before the run does anything.
     """
 
     def __init__(
@@ -73,41 +74,26 @@ class HoldfastCheckpoints(AbstractCapability[Any]):
         *,
         scope: Scope = None,
     ) -> None:
-        self._given = isinstance(conversations, HoldfastConversationStore)
-        self.conversations = (
-            conversations
-            if isinstance(conversations, HoldfastConversationStore)
-            else HoldfastConversationStore(conversations)
-        )
+        if isinstance(conversations, HoldfastConversationStore):
+            self.conversations, self.host = conversations, conversations.host.lent()
+        else:
+            self.conversations = HoldfastConversationStore(conversations)
+            self.host = self.conversations.host
         self._scope = scope
-        self._journal: _Journal | None = None
-
-    def close(self) -> None:
-        """Close the store if it was opened here. Where no loop is running."""
-        if not self._given:
-            self.conversations.close()
-
-    async def aclose(self) -> None:
-        """Close the store if it was opened here, when calls made before are finished."""
-        if not self._given:
-            await self.conversations.aclose()
+        self._run: _UnsavedRun | None = None
 
     def get_ordering(self) -> CapabilityOrdering:
-        return CapabilityOrdering(position="outermost")  # what is recorded is what the model gets
+        return CapabilityOrdering(position="outermost")  # records the results that the model gets
 
     async def for_run(self, ctx: RunContext[Any]) -> HoldfastCheckpoints:
-        own = copy.copy(self)
-        own._journal = _Journal(
-            self.conversations,
-            ctx.conversation_id or "",
-            ctx.run_id or "",
-            ctx.agent.name if ctx.agent is not None else None,
-            self._scope(ctx) if callable(self._scope) else self._scope,
-        )
-        return own
+        bound = copy.copy(self)
+        scope = self._scope(ctx) if callable(self._scope) else self._scope
+        bound._run = _UnsavedRun(self.conversations, ctx, scope)  # noqa: SLF001
+        return bound
 
     async def before_run(self, ctx: RunContext[Any]) -> None:
-        await self._call(self._run.open, list(ctx.messages), copy.copy(ctx.usage))
+        run = self._current()
+        await self._call(run.open, list(ctx.messages), copy.copy(ctx.usage))
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -135,18 +121,19 @@ class HoldfastCheckpoints(AbstractCapability[Any]):
         args: ValidatedToolArgs,
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        if not any(call.tool_call_id == each.tool_call_id for each in _asked(ctx.messages)):
-            return await handler(args)  # a tool of its own calls it
-        known = self._run.known.pop(call.tool_call_id, None)
+        run = self._current()
+        if not any(call.tool_call_id == each.tool_call_id for each in _requested(ctx.messages)):
+            return await handler(args)  # another tool makes this call, not the model
+        known = run.log.replay(call.tool_call_id)
         if known is not None:
-            return _replay(known)
+            return _replay(known["output"])
         await self._keep(ctx, "model_response")
         try:
             result = await handler(args)
         except (ToolRetryError, ToolFailedError) as e:
-            await self._call(self._run.record, call, _failure(e))
+            await self._call(run.record, call, _failure(e))
             raise
-        await self._call(self._run.record, call, _success(call, result))
+        await self._call(run.record, call, _success(call, result))
         return result
 
     async def wrap_run(
@@ -158,9 +145,9 @@ class HoldfastCheckpoints(AbstractCapability[Any]):
         try:
             return await handler()
         except (ConversationConflict, HoldfastError):
-            raise  # nothing can be added to it
+            raise  # the session cannot be written
         except Exception as e:
-            await self._call(self._run.fail, f"{type(e).__name__}: {e}")
+            await self._call(self._current().fail, f"{type(e).__name__}: {e}")
             raise
 
     async def after_run(
@@ -169,19 +156,18 @@ class HoldfastCheckpoints(AbstractCapability[Any]):
         *,
         result: AgentRunResult[Any],
     ) -> AgentRunResult[Any]:
-        await self.conversations.save(result, scope=self._run.scope)
+        await self.conversations.save(result, scope=self._current().scope)
         return result
 
-    @property
-    def _run(self) -> _Journal:
-        if self._journal is None:
+    def _current(self) -> _UnsavedRun:
+        if self._run is None:
             raise InvalidRequest(
                 "there is no run", hint="pass it to an agent: capabilities=[HoldfastCheckpoints(…)]"
             )
-        return self._journal
+        return self._run
 
     async def _keep(self, ctx: RunContext[Any], trigger: str) -> None:
-        run = self._run
+        run = self._current()
         if not run.has(ctx.messages):
             await self._call(run.keep, list(ctx.messages), copy.copy(ctx.usage), trigger)
 
@@ -189,42 +175,43 @@ class HoldfastCheckpoints(AbstractCapability[Any]):
         await self.conversations.host.call(function, *args)
 
 
-class _Journal:
-    """What a run has added to a conversation since the last save, in the session's state."""
+class _UnsavedRun:
+    """The part of a run that is not saved with its conversation yet.
+
+    It is in the "run" of the session's state: `{"messages": […], "results": {…}}`. The results are
+    the entries of a ToolLog with the calls of the last response that have returned.
+    """
 
     def __init__(
-        self,
-        conversations: HoldfastConversationStore,
-        conversation_id: str,
-        run_id: str,
-        agent: str | None,
-        scope: str | None,
+        self, conversations: HoldfastConversationStore, ctx: RunContext[Any], scope: str | None
     ) -> None:
-        self._conversations, self._id, self._run_id = conversations, conversation_id, run_id
-        self._agent, self.scope = agent, scope
-        self.known: dict[str, Any] = {}
-        """Results of calls that were there when the run began; each is used once."""
-        self._results: dict[str, Any] = {}
-        """All that are stored, of the calls that the last response asks for."""
+        self._conversations, self.scope = conversations, scope
+        self._id, self._run_id = ctx.conversation_id or "", ctx.run_id or ""
+        self._agent = ctx.agent.name if ctx.agent is not None else None
+        self.log = ToolLog()
         self._lock = threading.Lock()
-        self._seen: list[ModelMessage] = []
-        self._stored = 0
-        """How many of these are saved with the conversation."""
-        self._whole = self._begun = False
+        self._stored: list[ModelMessage] = []
+        """The history as it is in the state: of the saved conversation and then of the run."""
+        self._saved = 0
+        """How many of them are of the saved conversation."""
+        self._whole = False
+        """Whether the run's messages are the whole history, instead of the saved one."""
+        self._begun = False
+        """Whether the state has a "run"."""
 
     def open(self, given: list[ModelMessage], usage: RunUsage) -> None:
-        """Find out what of the history that a run was given is stored already.
+        """Compare the history that the run starts with to the stored one.
 
-        Raises ConversationConflict if it does not continue what is there, an unfinished run
-        included.
+        Raises ConversationConflict if it does not continue the stored history, including an
+        unfinished run.
         """
         self._session = self._conversations.session(self._id, self._agent)
-        self._noted = self._conversations.look(self._session)
-        record, run = self._noted.record, self._noted.run
+        self._meta = self._conversations.read_meta(self._session)
+        record, run = self._meta.record, self._meta.run
         if record is None and run is None:
             return
         state = self._session.load()
-        same = revive(dump(given))  # as they come from a store, which some types do not survive
+        same = load_messages(dump_messages(given))  # some types change when they are stored
         last = [i["message"] for i in state["messages"] if record and i["id"] == record.head_id]
         if last and not (run and run["whole"]):
             if not given:
@@ -232,91 +219,94 @@ class _Journal:
                     f"conversation {self._id!r} has a history, which this run was not given",
                     hint="agent.run(…, conversation=await conversations.load(…))",
                 )
-            (newest,) = revive(last)
+            (newest,) = load_messages(last)
             at = [i for i, message in enumerate(same) if message == newest]
             if not at:
-                raise ConversationConflict(self._id)  # it was loaded before, or is another one
-            self._stored = at[-1] + 1
-        self._seen = given[: self._stored]
+                raise ConversationConflict(self._id)  # of an older revision or another conversation
+            self._saved = at[-1] + 1
+        self._stored = given[: self._saved]
         if run is not None:
-            unsaved = revive(state["run"]["messages"])
-            self._seen = given[: self._stored + len(unsaved)]
-            if same[self._stored : len(self._seen)] != unsaved:
+            unsaved = load_messages(state["run"]["messages"])
+            self._stored = given[: self._saved + len(unsaved)]
+            if same[self._saved : len(self._stored)] != unsaved:
                 raise ConversationConflict(self._id)
             self._whole, self._begun = run["whole"], True
-            if len(given) == len(self._seen):
-                self._results = state["run"]["results"]
-                self.known = dict(self._results)
+            if len(given) == len(self._stored):
+                self.log = ToolLog(state["run"]["results"])
             self._write("resume", usage)
 
     def has(self, messages: Sequence[ModelMessage]) -> bool:
-        return len(messages) == len(self._seen) == self._common(messages)
+        """Return whether exactly these messages are stored."""
+        return len(messages) == len(self._stored) == self._common(messages)
 
     def _common(self, messages: Sequence[ModelMessage]) -> int:
-        """How many at the beginning are those that were kept."""
-        for i, (new, old) in enumerate(zip(messages, self._seen, strict=False)):
+        """Return how many messages at the beginning are the stored ones."""
+        for i, (new, old) in enumerate(zip(messages, self._stored, strict=False)):
             if new is not old and new != old:
                 return i
-        return min(len(messages), len(self._seen))
+        return min(len(messages), len(self._stored))
 
     def keep(self, messages: list[ModelMessage], usage: RunUsage, trigger: str) -> None:
+        """Store the history of the run as it is now."""
         with self._lock:
             if self.has(messages):
-                return  # two tools of one response have both asked for it
+                return  # two tools of one response ask for it at the same time
             common = self._common(messages)
-            if common < self._stored:  # rewritten, by a capability that compacts it for instance
-                self._stored, self._whole = 0, True
-            seen, self._seen = self._seen, messages
-            self._results, self.known = {}, {}
-            if self._begun and common == len(seen):
+            if common < self._saved:  # rewritten, for example by a capability that compacts it
+                self._saved, self._whole = 0, True
+            stored, self._stored = self._stored, messages
+            self.log = ToolLog()
+            if self._begun and common == len(stored):
                 self._write(
-                    trigger, usage, append={("run", "messages"): dump(messages[common:])},
+                    trigger,
+                    usage,
+                    append={("run", "messages"): dump_messages(messages[common:])},
                     set={("run", "results"): {}},
-                )  # fmt: skip
+                )
             else:
-                run = {"messages": dump(messages[self._stored :]), "results": {}}
+                run = {"messages": dump_messages(messages[self._saved :]), "results": {}}
                 self._write(trigger, usage, set={"run": run})
             self._begun = True
 
     def record(self, call: ToolCallPart, result: dict[str, Any]) -> None:
-        """Keep what came of a tool."""
+        """Store the result of a tool."""
         id = call.tool_call_id
         with self._lock:
-            self._results[id] = result
+            entry = self.log.end(id, result)
             if self._begun:
-                change: Any = {("run", "results", id): result}
-            else:  # of a call that was deferred: nothing is new yet but its result
-                change = {"run": {"messages": [], "results": self._results}}
-            self._write("tool_call", self._noted.usage, set=change)
+                change: Any = {("run", "results", id): entry}
+            else:  # a deferred call of the saved conversation
+                change = {"run": {"messages": [], "results": self.log.entries}}
+            self._write("tool_call", self._meta.usage, set=change)
             self._begun = True
 
     def fail(self, reason: str) -> None:
+        """Store that the run has failed, if anything of it is stored."""
         with self._lock:
             if self._begun:
-                self._write("run", self._noted.usage, status="failed", reason=reason)
+                self._write("run", self._meta.usage, status="failed", reason=reason)
 
     def _write(self, trigger: str, usage: RunUsage, **changes: Any) -> None:
         run = {"id": self._run_id, "scope": self.scope, "whole": self._whole}
-        noted = Noted(self._noted.record, run, usage)
-        fields: Fields = {
+        meta = ConversationMeta(self._meta.record, run, usage)
+        calls = _requested(self._stored[-1:])
+        fields: dict[str, Any] = {
             "trigger": trigger,
-            "usage": spent(self._noted.usage, usage),
-            "pending": [
-                as_call(c) for c in _asked(self._seen[-1:]) if c.tool_call_id not in self._results
-            ],
-            "meta": noted.meta(),
+            "usage": usage_since(self._meta.usage, usage),
+            "pending": [to_tool_call(c) for c in calls if self.log.is_open(c.tool_call_id)],
+            "meta": meta.to_data(),
         }
-        if self._noted == Noted():  # there is no state yet
+        if self._meta == ConversationMeta():  # there is no state yet
             changes["append"] = {"messages": []}
         try:
             self._session.patch(**changes, **fields)
         except HeadMoved as e:
             raise ConversationConflict(self._id) from e
-        self._noted = noted
+        self._meta = meta
 
 
-def _asked(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
-    """The calls of the last response."""
+def _requested(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
+    """Return the calls that the last response asks for."""
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
             return message.tool_calls
@@ -324,7 +314,7 @@ def _asked(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
 
 
 def _success(call: ToolCallPart, result: Any) -> dict[str, Any]:
-    """A tool's result, in the form in which messages carry it."""
+    """Return a result as data. Its message is the one that the model gets."""
     returned = result if isinstance(result, ToolReturn) else ToolReturn(return_value=result)
     parts: list[Any] = [
         ToolReturnPart(
@@ -338,21 +328,26 @@ def _success(call: ToolCallPart, result: Any) -> dict[str, Any]:
         parts.append(UserPromptPart(content=returned.content))
     return {
         "outcome": "returned",
-        "message": dump([ModelRequest(parts=parts)])[0],
+        "message": dump_messages([ModelRequest(parts=parts)])[0],
         "tools": returned.tools,
     }
 
 
 def _failure(error: ToolRetryError | ToolFailedError) -> dict[str, Any]:
-    retry = isinstance(error, ToolRetryError)
-    part: Any = error.tool_retry if isinstance(error, ToolRetryError) else error.tool_failed
-    message = dump([ModelRequest(parts=[part])])[0]
-    return {"outcome": "retried" if retry else "failed", "message": message, "tools": None}
+    if isinstance(error, ToolRetryError):
+        outcome, part = "retried", error.tool_retry
+    else:
+        outcome, part = "failed", error.tool_failed
+    return {
+        "outcome": outcome,
+        "message": dump_messages([ModelRequest(parts=[part])])[0],
+        "tools": None,
+    }
 
 
 def _replay(recorded: dict[str, Any]) -> ToolReturn[Any]:
-    """What the tool returned, or raised."""
-    (message,) = revive([recorded["message"]])
+    """Return or raise what the tool returned or raised."""
+    (message,) = load_messages([recorded["message"]])
     parts: list[Any] = list(message.parts)
     if recorded["outcome"] == "retried":
         raise ToolRetryError(parts[0])

@@ -1,7 +1,7 @@
-"""Strands agents on holdfast: storage for snapshots, and sessions that survive a crash in a tool.
+"""Storage and sessions for Strands agents.
 
-`HoldfastSessionManager("trip-42", "agents.db")` is all an agent needs. `HoldfastStorage` is what it
-is built on, for whatever takes a strands.storage.Storage.
+`HoldfastSessionManager("trip-42", "agents.db")` makes an agent durable. It is built on
+`HoldfastStorage`, which works wherever Strands takes a `strands.storage.Storage`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,30 @@ from __future__ import annotations
 import builtins
 import json
 import threading
-from collections.abc import Mapping
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from strands import Agent
 from strands.hooks import MessageAddedEvent
 from strands.middleware import ExecuteToolStage, ToolResultEvent
 from strands.session import SnapshotSessionManager
 from strands.storage import Storage
+from strands.storage.storage import _EPHEMERAL
+from strands.types.exceptions import StorageError
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
-from holdfast.adapters.forking import fork_with
-from holdfast.adapters.hosting import Closing, Host, Hosted
-from holdfast.checkpoint import Checkpoint
+from holdfast import ToolCall, Usage
+from holdfast.adapters.base import (
+    Host,
+    Hosted,
+    find_meta,
+    foreign_session,
+    read_head,
+    retried_on,
+    sessions_below,
+    value_at,
+)
+from holdfast.adapters.tool_log import ToolLog
 from holdfast.errors import (
     HeadMoved,
     HoldfastError,
@@ -31,11 +41,10 @@ from holdfast.errors import (
     NotSerializable,
     SessionExists,
 )
-from holdfast.model import ToolCall, Usage
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from strands.hooks import HookRegistry
     from strands.middleware import ExecuteToolContext, MiddlewareNext
@@ -43,85 +52,94 @@ if TYPE_CHECKING:
     from strands.types.agent import LocalAgent
     from strands.types.events import TypedEvent
 
-    from holdfast.fields import Fields
-    from holdfast.session import Session
-    from holdfast.store import Store
+    from holdfast import Checkpoint, Session, Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _META = "strands"
-"""What the key is called under which a checkpoint tells how its bytes are made of its state."""
+"""The key in a checkpoint's meta. Its `style` says how the bytes are made from the state."""
 
 _STYLES: dict[str, dict[str, Any]] = {
     "json": {"ensure_ascii": False},
     "compact json": {"ensure_ascii": False, "separators": (",", ":")},
     "ascii json": {},
 }
-"""Ways to write JSON. Bytes that none of them makes are kept as they are."""
+"""Options of json.dumps(). Data that none of them makes has the style "text" or "bytes"."""
 
 _HISTORY, _LATEST = "immutable_history/", "snapshot_latest.json"
 
 
-class HoldfastStorage(Hosted, Storage):
-    """A strands Storage: each key is a session of that name, each write a checkpoint of it.
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Raise errors of holdfast and of the system as StorageError."""
+    try:
+        yield
+    except (HoldfastError, OSError) as e:
+        raise StorageError(str(e)) from e
 
-    JSON is stored as the value that it stands for, so that a write costs what changed; what is read
-    has the very bytes that were written. The last of several writers wins, and what the others
-    wrote stays in the session's history. Durable when `write` returns.
+
+class HoldfastStorage(Hosted, Storage):
+    """A Storage of Strands. Each key is a session of that name, and each write is a checkpoint.
+
+    JSON is stored as a value, so a write costs what changed. read() returns exactly the bytes that
+    were written. A write is durable when write() returns. If several writers write to one key, the
+    last one wins, and the session's history has all. Errors are raised as StorageError, with
+    holdfast's error as the cause.
     """
 
     def __init__(self, store: Store | str | os.PathLike[str]) -> None:
         self.host = Host(store)
+        if self.store.kind == "memory":
+            self._ephemeral = _EPHEMERAL  # makes snapshots contain the data that they need
 
     async def write(self, key: str, data: bytes) -> None:
-        await self.host.call(self._write, key, data)
+        await self._call(self._write, key, data)
 
     async def read(self, key: str) -> bytes | None:
-        return await self.host.call(self._read, key)
+        return await self._call(self._read, key)
 
     async def delete(self, key: str) -> None:
-        """Hide it at once; `undo` brings it back until gc has freed it."""
-        await self.host.call(self._delete, key)
+        """Delete a key, if it exists. `undo` restores it until gc has freed it."""
+        await self._call(self._delete, key)
 
     async def list(self, query: str) -> builtins.list[str]:
-        return await self.host.call(self._list, query)
+        return await self._call(self._list, query)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with _storage_errors():
+            return await self.host.call(function, *args, **kwargs)
 
     def session(self, key: str) -> Session:
-        """The session behind a key. Raises InvalidRequest if it is not of this storage."""
-        session = self.store.session(key, agent=_agent(key))
+        """Return the session of a key. Raises InvalidRequest if it holds other data."""
+        session = self.store.session(key, agent=_agent_id(key))
         head = session.head
         if head is not None and _style(session, head) is None:
-            raise InvalidRequest(
-                f"session {key!r} was not written by strands",
-                hint="use another session_id, or another store",
-            )
+            raise foreign_session(session, "key of a Strands storage", "session_id")
         return session
 
     def _write(self, key: str, data: bytes) -> None:
         if not isinstance(data, bytes):
             raise InvalidRequest(f"bytes are wanted for {key!r}, not {type(data).__name__}")
-        session = self.session(key)
         style, value = _decode(data)
-        while True:
-            fields = _fields(style, value, session.head)
-            try:
-                if not session.exists() and _HISTORY in key:
-                    self._keep(session, key, value, fields)
-                else:
-                    session.save(value, **fields)
-                return
-            except (HeadMoved, SessionExists):  # the last one wins
-                session.refresh()
-            except NotSerializable:  # nested deeper than states may be
-                if style == "bytes":
-                    raise
-                style, value = "bytes", {"bytes": data}
+        try:
+            self._save(key, style, value)
+        except NotSerializable:  # nested deeper than a state may be
+            if style == "bytes":
+                raise
+            self._save(key, "bytes", {"bytes": data})
 
-    def _keep(self, session: Session, key: str, value: Any, fields: Fields) -> None:
-        """Begin a session with a snapshot that shares its data with the latest one."""
-        latest = self.session(key.partition(_HISTORY)[0] + _LATEST)
-        if latest.head is None:
-            session.save(value, **fields)
-        else:
-            fork_with(latest, key, value, **fields)
+    @retried_on(HeadMoved, SessionExists)
+    def _save(self, key: str, style: str, value: Any) -> None:
+        session = self.session(key)
+        fields = _fields(style, value, session.head)
+        if _HISTORY in key and not session.exists():
+            # An immutable snapshot shares its data with the latest one, if it is a fork of it.
+            latest = self.session(key.partition(_HISTORY)[0] + _LATEST)
+            if latest.head is not None:
+                latest.fork(key, state=value, **fields)
+                return
+        session.save(value, **fields)
 
     def _read(self, key: str) -> bytes | None:
         session = self.session(key)
@@ -140,23 +158,22 @@ class HoldfastStorage(Hosted, Storage):
             return
 
     def _list(self, prefix: str) -> builtins.list[str]:
-        keys = []
-        if prefix and (head := (exact := self.store.session(prefix)).head) is not None:
-            keys += [prefix] if _style(exact, head) is not None else []
-        for info in self.store.sessions(after=prefix or None):
-            if not info.name.startswith(prefix):
-                break
-            session = self.store.session(info.name)
-            if info.head is not None and _style(session, info.head) is not None:
-                keys.append(info.name)
+        found = [
+            (self.store.session(info.name), info.head)
+            for info in sessions_below(self.store, prefix)
+        ]
+        if prefix:
+            exact = self.store.session(prefix)
+            found.append((exact, exact.head))
+        keys = [s.name for s, head in found if head is not None and _style(s, head) is not None]
         return sorted(keys)
 
 
-class HoldfastSessionManager(Closing, SnapshotSessionManager):
-    """A SnapshotSessionManager on holdfast that keeps each message and each tool's result.
+class HoldfastSessionManager(Hosted, SnapshotSessionManager):
+    """A SnapshotSessionManager that stores each message and each result of a tool in holdfast.
 
-    A restored agent that is called without a prompt goes on where it was: of the tools that the
-    model asked for last, those that had returned give their recorded results and are not run.
+    A restored agent that is called without a prompt continues with the tools that the model asked
+    for last. Tools that had returned give their recorded results and are not run again.
     """
 
     def __init__(
@@ -167,147 +184,143 @@ class HoldfastSessionManager(Closing, SnapshotSessionManager):
         save_latest_on: SaveLatestStrategy = "message",
         **options: Any,
     ) -> None:
-        self._given = isinstance(store, HoldfastStorage)
-        self.storage = store if isinstance(store, HoldfastStorage) else HoldfastStorage(store)
-        self._journals: dict[str, _Journal] = {}
-        self._failed: HoldfastError | None = None
+        if isinstance(store, HoldfastStorage):
+            self.storage, self.host = store, store.host.lent()
+        else:
+            self.storage = HoldfastStorage(store)
+            self.host = self.storage.host
+        self._results: dict[str, _ToolResults] = {}
+        """By the ids of agents."""
+        self._failure: StorageError | None = None
+        """The result of a tool could not be recorded; see _record()."""
         super().__init__(session_id, storage=self.storage, save_latest_on=save_latest_on, **options)
-
-    def close(self) -> None:
-        """Close the store if it was opened here. Where no loop is running."""
-        if not self._given:
-            self.storage.close()
-
-    async def aclose(self) -> None:
-        """Close the store if it was opened here, when calls made before are finished."""
-        if not self._given:
-            await self.storage.aclose()
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         super().register_hooks(registry, **kwargs)
-        registry.add_callback(MessageAddedEvent, self._tell)
+        registry.add_callback(MessageAddedEvent, self._raise_failure)
 
     def initialize(self, agent: LocalAgent, **kwargs: Any) -> None:
         super().initialize(agent, **kwargs)
         if isinstance(agent, Agent):
             key = f"session/{self.session_id}/scopes/agent/{agent.agent_id}/tool_results.json"
-            self._journals[agent.agent_id] = _Journal(self.storage, key)
+            self._results[agent.agent_id] = _ToolResults(self.storage, key)
             agent.add_middleware(ExecuteToolStage, self._execute)
 
     async def _execute(
         self, context: ExecuteToolContext, run: MiddlewareNext[ExecuteToolContext, TypedEvent]
     ) -> AsyncGenerator[TypedEvent, None]:
-        """Around a tool: its recorded result, or it runs, and its result is recorded."""
-        asked, journal = _Asked.of(context), self._journals[context.agent.agent_id]
-        if asked is not None:
-            known = await self.storage.host.call(journal.find, asked)
+        """Return the recorded result of a tool, or run the tool and record its result."""
+        call, results = _Call.requested(context), self._results[context.agent.agent_id]
+        if call is not None:
+            with _storage_errors():
+                known = await self.host.call(results.find, call)
             if known is not None:
                 yield ToolResultEvent(known)
                 return
         async with aclosing(run(context)) as events:
             async for event in events:
-                if asked is not None and isinstance(event, ToolResultEvent):
-                    await self._record(journal, asked, event.tool_result)
+                if call is not None and isinstance(event, ToolResultEvent):
+                    await self._record(results, call, event.tool_result)
                 yield event
 
-    async def _record(self, journal: _Journal, asked: _Asked, result: Any) -> None:
+    async def _record(self, results: _ToolResults, call: _Call, result: Any) -> None:
         if "cancelled" in result:
-            return  # it never ran
+            return  # the tool never ran
         try:
-            await self.storage.host.call(journal.record, asked, result)
-        except HoldfastError as e:
-            # Raised here, it would become an error of the tool, which has done its work.
-            self._failed = e
+            with _storage_errors():
+                await self.host.call(results.record, call, result)
+        except StorageError as e:
+            # Strands would give an error raised here to the model, as if the tool had failed.
+            self._failure = e
 
-    def _tell(self, event: MessageAddedEvent[Any]) -> None:  # noqa: ARG002
-        """End the run if a result could not be recorded."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+    def _raise_failure(self, event: MessageAddedEvent[Any]) -> None:  # noqa: ARG002
+        """End the agent's run if a result could not be recorded."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
-class _Asked(NamedTuple):
-    """A tool that the last message of a conversation asks for."""
+class _Call(NamedTuple):
+    """A tool call that the last message of a conversation asks for."""
 
     message: str
-    tool: Any
+    """The id of that message, or its position if it has none."""
+    tool_use: Any
 
     @classmethod
-    def of(cls, context: ExecuteToolContext) -> _Asked | None:
-        """None if it is called by the program itself."""
-        last = context.agent.messages[-1] if context.agent.messages else None
-        id = context.tool_use["toolUseId"]
-        for tool in _blocks(last, "toolUse"):
-            if tool.get("toolUseId") == id:
-                named = _name(last) or len(context.agent.messages)
-                return cls(str(named), encode_bytes_values(tool))
+    def requested(cls, context: ExecuteToolContext) -> _Call | None:
+        """Return the call that is to be executed, or None if the program makes it by itself."""
+        messages = context.agent.messages
+        last = messages[-1] if messages else None
+        for tool_use in _blocks(last, "toolUse"):
+            if tool_use.get("toolUseId") == context.tool_use["toolUseId"]:
+                message = _tracking_id(last) or len(messages)
+                return cls(str(message), encode_bytes_values(tool_use))
         return None
 
+    @property
+    def id(self) -> str:
+        return str(self.tool_use["toolUseId"])
 
-class _Journal:
-    """Results of the tools that one message asked for: `{"message": …, "results": […]}`."""
+
+class _ToolResults:
+    """Results of the tool calls of one message, in a session with this state:
+
+        {"message": "…", "results": {…}}
+
+    `message` is that of the calls, and `results` are the entries of a ToolLog.
+    """
 
     def __init__(self, storage: HoldfastStorage, key: str) -> None:
         self._storage, self._key = storage, key
         self._lock = threading.Lock()
-        self._session: Session | None = None
-        self._message: str | None = None
-        """To which the results belong that are stored."""
-        self._known: list[Any] | None = None
-        """Results that were there when this began: each is used once, lest retries are in vain."""
+        self._opened: tuple[Session, str | None, ToolLog] | None = None
+        """The session, the message and its log, unless another writer came first."""
 
-    def find(self, asked: _Asked) -> Any:
+    def find(self, call: _Call) -> Any:
+        """Return the result of a call that ended before this agent was restored, or None."""
         with self._lock:
-            self._open()
-            if self._message == asked.message:
-                for each in reversed(self._known or []):
-                    if each["tool"] == asked.tool:
-                        self._known = [k for k in self._known or [] if k["tool"] != asked.tool]
-                        return decode_bytes_values(each["result"])
-            return None
+            _, message, log = self._open()
+            entry = log.replay(call.id, call.tool_use) if message == call.message else None
+            return None if entry is None else decode_bytes_values(entry["output"])
 
-    def record(self, asked: _Asked, result: Any) -> None:
-        item = {"tool": asked.tool, "result": encode_bytes_values(result)}
-        fields: Fields = {"trigger": "tool_call", "status": "completed"}
+    @retried_on(HeadMoved)
+    def record(self, call: _Call, result: Any) -> None:
+        fields: dict[str, Any] = {"trigger": "tool_call", "status": "completed"}
         fields["meta"] = {_META: {"style": "json"}}
         with self._lock:
-            while True:
-                session = self._open()
-                try:
-                    if self._message == asked.message:
-                        session.append("results", item, **fields)
-                    else:
-                        session.save({"message": asked.message, "results": [item]}, **fields)
-                        self._message, self._known = asked.message, []
-                    return
-                except HeadMoved:  # another process runs this session, or somebody rewound it
-                    self._session = None
+            session, message, log = self._open()
+            self._opened = None  # unknown until the write has succeeded
+            if message != call.message:
+                log = ToolLog()
+            entry = log.end(call.id, encode_bytes_values(result), call=call.tool_use)
+            if message == call.message:
+                session.patch(set={("results", call.id): entry}, **fields)
+            else:
+                session.save({"message": call.message, "results": log.entries}, **fields)
+            self._opened = session, call.message, log
 
-    def _open(self) -> Session:
-        if self._session is None:
+    def _open(self) -> tuple[Session, str | None, ToolLog]:
+        if self._opened is None:
             session = self._storage.session(self._key)
-            try:
-                state = session.load()
-            except NotFound:
-                state = {"message": None, "results": []}
-            self._session, self._message = session, state["message"]
-            if self._known is None:
-                self._known = state["results"]
-        return self._session
+            head, state = read_head(session)
+            stored = {"message": None, "results": {}} if head is None else state
+            self._opened = session, stored["message"], ToolLog(stored["results"])
+        return self._opened
 
 
-# -- bytes and states --------------------------------------------------------------------------
+# -- bytes and states ------------------------------------------------------------------------------
 
 
 def _decode(data: bytes) -> tuple[str, Any]:
-    """A state to store for the bytes, and how they are made of it again."""
+    """Return a style, and the state that becomes these bytes in that style."""
     try:
         value = json.loads(data)
         for style, options in _STYLES.items():
             if json.dumps(value, **options).encode(errors="surrogatepass") == data:
                 return style, value
     except (ValueError, RecursionError):
-        pass  # not JSON, or too deep
+        pass  # not JSON, or nested too deeply
     try:
         return "text", {"text": data.decode()}
     except UnicodeDecodeError:
@@ -324,74 +337,62 @@ def _encode(style: str, value: Any) -> bytes:
     return json.dumps(value, **_STYLES[style]).encode()
 
 
-def _meta(session: Session, checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """What was noted with it, or for a fork with what it was forked from. None if it is foreign."""
-    for each in session.history(checkpoint):
-        found = each.meta.get(_META)
-        if found is not None or each.operation != "fork":
-            return found if isinstance(found, Mapping) else None
-    return None
-
-
 def _style(session: Session, checkpoint: Checkpoint) -> str | None:
-    found = checkpoint.meta.get(_META) or _meta(session, checkpoint)
-    return found["style"] if isinstance(found, Mapping) and "style" in found else None
+    """Return the style of a checkpoint, or None if this adapter did not write it."""
+    found = find_meta(session, checkpoint, _META)
+    return None if found is None else found[1].get("style")
 
 
-# -- what a snapshot tells ---------------------------------------------------------------------
+# -- fields of checkpoints -------------------------------------------------------------------------
 
 
-def _agent(key: str) -> str | None:
-    """The agent's id in keys such as session/…/scopes/agent/<id>/snapshots/…"""
+def _agent_id(key: str) -> str | None:
+    """Return the agent's id in a key such as session/…/scopes/agent/<id>/snapshots/…"""
     _, found, rest = key.partition("/scopes/agent/")
     return rest.split("/")[0] or None if found else None
 
 
-def _fields(style: str, value: Any, head: Checkpoint | None) -> Fields:
-    data = value.get("data") if isinstance(value, dict) else None
-    messages = data.get("messages") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(messages, list) or style not in _STYLES:
+def _fields(style: str, value: Any, head: Checkpoint | None) -> dict[str, Any]:
+    """Return the fields of the checkpoint for a value, which may be a snapshot of an agent."""
+    messages = value_at(value, "data", "messages")
+    if not isinstance(messages, list) or style not in _STYLES:
         return {"trigger": "write", "meta": {_META: {"style": style}}}
     last = messages[-1] if messages else None
-    asked = _blocks(last, "toolUse")
-    noted: dict[str, Any] = {"style": style, "last": _name(last)}
-    fields: Fields = {
+    requested = _blocks(last, "toolUse")
+    fields: dict[str, Any] = {
         "trigger": "message" if messages else "write",
-        "pending": [_call(tool) for tool in asked],
-        "usage": Usage(_tokens(messages, head)),
-        "meta": {_META: noted},
+        "pending": [
+            ToolCall(str(call.get("toolUseId")), str(call.get("name")), call.get("input"))
+            for call in requested
+        ],
+        "usage": Usage(_new_tokens(messages, head)),
+        "meta": {_META: {"style": style, "last": _tracking_id(last)}},
     }
-    paused = data.get("interrupt_state")
-    if isinstance(paused, dict) and paused.get("activated"):
+    if value_at(value, "data", "interrupt_state", "activated"):
         fields["status"], fields["reason"] = "halted", "waiting for an answer"
-    elif isinstance(last, dict) and last.get("role") == "assistant" and not asked:
+    elif value_at(last, "role") == "assistant" and not requested:
         fields["status"] = "completed"
     return fields
 
 
-def _tokens(messages: builtins.list[Any], head: Checkpoint | None) -> int:
-    """What the messages cost that are new since the head."""
-    known = (head.meta.get(_META) or {}).get("last") if head is not None else None
+def _new_tokens(messages: list[Any], head: Checkpoint | None) -> int:
+    """Return the tokens of the messages that came after the head."""
+    last = None if head is None else value_at(head.meta, _META, "last")
     tokens = 0
     for message in reversed(messages):
-        if known is not None and _name(message) == known:
+        if last is not None and _tracking_id(message) == last:
             break
-        metadata = message.get("metadata") if isinstance(message, dict) else None
-        usage = metadata.get("usage") if isinstance(metadata, dict) else None
-        count = usage.get("totalTokens") if isinstance(usage, dict) else None
+        count = value_at(message, "metadata", "usage", "totalTokens")
         tokens += count if type(count) is int and count > 0 else 0
     return tokens
 
 
-def _call(tool: Any) -> ToolCall:
-    return ToolCall(str(tool.get("toolUseId")), str(tool.get("name")), tool.get("input"))
+def _tracking_id(message: Any) -> Any:
+    return value_at(message, "tracking_id")
 
 
-def _name(message: Any) -> Any:
-    return message.get("tracking_id") if isinstance(message, dict) else None
-
-
-def _blocks(message: Any, kind: str) -> builtins.list[Any]:
-    content = message.get("content") if isinstance(message, dict) else None
+def _blocks(message: Any, kind: str) -> list[Any]:
+    """Return the blocks of one kind in a message."""
+    content = value_at(message, "content")
     blocks = content if isinstance(content, list) else []
-    return [b[kind] for b in blocks if isinstance(b, dict) and isinstance(b.get(kind), dict)]
+    return [b[kind] for b in blocks if isinstance(value_at(b, kind), dict)]

@@ -1,4 +1,5 @@
 """The command line: `holdfast`.
 
-One module per family of commands, each imported only when one of its commands is called.
+`main.COMMANDS` lists all commands. The command NAME is the function NAME_ in a module cmd_*.py,
+which is imported when the command is called.
 """

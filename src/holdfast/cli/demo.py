@@ -1,4 +1,4 @@
-"""`holdfast demo`: what happens to an agent that is killed, told with real output."""
+"""`holdfast demo`: an agent is killed and resumed, shown with real output."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING
 import click
 
 import holdfast
-from holdfast.cli import naming
 from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.cli.app import App
-
 _AGENT = [sys.executable, "-m", "holdfast.cli.demo_agent"]
 
 
-def play(app: App, folder: str | None, *, pause: float) -> None:
-    with _stage(folder) as where:
-        _Play(app, where, pause).acts()
+def play(folder: str | None, *, pause: float) -> None:
+    """Show the demo, with a pause after each explanation. Without a folder, it leaves nothing."""
+    with _scratch(folder) as path:
+        _Demo(path, pause).run()
     click.echo(click.style("\nTry next:", bold=True))
     if folder is None:
-        click.echo("    holdfast demo --folder demo    # the folder of this one is gone")
+        click.echo("    holdfast demo --folder demo    # the folder of this demo is deleted")
     store = shlex.quote(os.path.join(folder or "demo", "agent.db"))
     click.echo(f"    export HOLDFAST_STORE={store}")
     for words in ("sessions", "show @~1 -s lisbon", "undo -s grand", "search hotel", "--help"):
@@ -40,7 +38,7 @@ def play(app: App, folder: str | None, *, pause: float) -> None:
 
 
 @contextmanager
-def _stage(folder: str | None) -> Iterator[Path]:
+def _scratch(folder: str | None) -> Iterator[Path]:
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
             yield Path(name)
@@ -49,43 +47,50 @@ def _stage(folder: str | None) -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-class _Play:
-    def __init__(self, app: App, folder: Path, pause: float) -> None:
-        self._app, self._folder, self._pause = app, folder, pause
+class _Demo:
+    def __init__(self, folder: Path, pause: float) -> None:
+        self._folder, self._pause = folder, pause
         self._url = str(folder / "agent.db")
 
-    def acts(self) -> None:
-        self._tell("A travel agent works, each step of it a checkpoint. Then its process is",
-                   "killed, in the middle of a tool call.")  # fmt: skip
+    def run(self) -> None:
+        self._explain(
+            "A travel agent works. Each of its steps is a checkpoint. Then its process is killed,",
+            "in the middle of a tool call.",
+        )
         self._agent_is_killed()
-        self._tell("Every step that was acknowledged is there:")
+        self._explain("Every step that was acknowledged is there:")
         self._holdfast("log")
-        self._tell("And the call in which it died? Nobody can know from here whether the hotel was",
-                   "booked. So holdfast does not guess, and does not book twice:")  # fmt: skip
+        self._explain(
+            "It died during a call. holdfast cannot know whether the hotel was booked, so it",
+            "does not guess, and does not book twice:",
+        )
         key = self._in_doubt()
-        self._tell("The hotel's own book tells. It was booked, so that is what we answer:")
+        self._explain("The hotel's records show that it was booked, so that is what we answer:")
         self._shell("cat bookings.txt")
         self._holdfast("resolve", key, "--result", json.dumps("booked: Casa do Rio"))
-        self._tell("The same program again. It goes on where it was, and books nothing twice:")
+        self._explain("The same program again. It resumes where it was, and books nothing twice:")
         self._agent()
         self._shell("cat bookings.txt")
         self._holdfast("log")
-        self._tell("The last answer was not good? Go back. Nothing is deleted, so this can be",
-                   "taken back, too:")  # fmt: skip
+        self._explain(
+            "You do not like the last answer? Go back. Nothing is deleted, so this can be undone:"
+        )
         self._holdfast("rewind", "@~1", "-s", "lisbon")
         self._holdfast("undo", "-s", "lisbon")
-        self._tell("What if it had gone another way? From the moment before anything was booked",
-                   "on in two ways. No data is copied:")  # fmt: skip
-        self._two_ways()
+        self._explain(
+            "What if it had gone another way? Here are two forks from the moment before",
+            "anything was booked. No data is copied:",
+        )
+        self._fork_twice()
         self._holdfast("log")
-        self._tell("What is the difference between the two?")
+        self._explain("What is the difference between the two?")
         self._holdfast("diff", self._id("cheap"), self._id("grand"))
-        self._tell("When did the budget change, and from what?")
+        self._explain("When did the budget change, and from what?")
         self._holdfast("blame", "plan.budget", "-s", "grand")
-        self._tell("Nothing of all this was lost or made up; that can be checked:")
+        self._explain("Nothing was lost or changed, and that can be checked:")
         self._holdfast("check", "--read-data")
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- the story -----------------------------------------------------------------------------
 
     def _agent_is_killed(self) -> None:
         command = [*_AGENT, str(self._folder), "--slow"]
@@ -96,7 +101,7 @@ class _Play:
                     child.kill()
         click.echo(click.style(f"    kill -9 {child.pid}", fg="red"))
         if child.returncode >= 0:
-            raise Unavailable("the agent of the demo ended by itself")
+            raise Unavailable("the agent of the demo ended before it was killed")
 
     def _agent(self) -> None:
         command = [*_AGENT, str(self._folder)]
@@ -109,7 +114,7 @@ class _Play:
         with holdfast.open(self._url, read_only=True) as store:
             return store.pending()[0].key
 
-    def _two_ways(self) -> None:
+    def _fork_twice(self) -> None:
         with holdfast.open(self._url) as store:
             trip = store.session("lisbon")
             start = next(c for c in trip.history() if c.parent is None)
@@ -129,18 +134,18 @@ class _Play:
     def _id(self, session: str) -> str:
         with holdfast.open(self._url, read_only=True) as store:
             head = store.session(session).get()
-            return head.id[: naming.short_length(store.backend, [head])]
+            return head.id[: store.id_length([head])]
 
-    # -- how it is told ------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
-    def _tell(self, *lines: str) -> None:
+    def _explain(self, *lines: str) -> None:
         click.echo()
         for line in lines:
             click.echo(click.style(line, bold=True))
         time.sleep(self._pause)
 
     def _holdfast(self, *words: str) -> None:
-        """A command, as one would type it in that folder, and what it really prints."""
+        """Show a command as the user would type it, and run it."""
         from holdfast.cli.main import run
 
         click.echo(click.style(f"    $ {shlex.join(['holdfast', *words])}", fg="cyan"))

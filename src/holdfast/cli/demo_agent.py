@@ -1,6 +1,6 @@
-"""The travel agent of `holdfast demo`: real tools on a scratch folder, and a model by script.
+"""The travel agent of `holdfast demo`: real tools on a scratch folder, and a scripted model.
 
-The code that begins is the code that resumes: nothing here knows whether it was killed before.
+The same code starts and resumes. Nothing here depends on whether the process was killed before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUESTION = "Plan three days in Lisbon: a flight, and a hotel near the river."
 
 
 def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a model would say next, by how many tools have answered."""
+    """Return the next message of the model. It depends on how many tools have answered."""
     answered = sum(message["role"] == "tool" for message in messages)
     asked = (
         ("search_flights", {"to": "LIS"}),
@@ -35,7 +35,7 @@ def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class World:
-    """What cannot be taken back: bookings, each a line of a file."""
+    """The effects that cannot be undone: bookings, each a line of a file."""
 
     def __init__(self, folder: Path, *, slow: bool) -> None:
         self.book, self._slow = folder / "bookings.txt", slow
@@ -49,13 +49,13 @@ class World:
     def book_hotel(self, name: str, nights: int) -> str:
         booked = self._book(f"hotel {name}, {nights} nights")
         if self._slow:
-            time.sleep(60)  # the hotel takes its time to answer: here the process is killed
+            time.sleep(60)  # the demo kills the process here
         return booked
 
     def _book(self, what: str) -> str:
         with self.book.open("a") as book:
             book.write(f"{what}\n")
-        print(f"booked {what}", flush=True)  # noqa: T201 - for whoever watches the process
+        print(f"booked {what}", flush=True)  # noqa: T201 - the demo reads this
         return f"booked: {what}"
 
 

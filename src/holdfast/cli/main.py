@@ -1,85 +1,93 @@
-"""The table of commands, and how every command ends: with an exit code, never with a traceback."""
+"""The table of commands, and the errors that end them: one line and an exit code."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast import __version__
-from holdfast.cli.app import App, harmless
+from holdfast.cli.context import App, discard, escape_controls
+from holdfast.errors import Corrupt
 
-# Family, command, what it does. Here, so that --help imports none of them; a test holds this
-# against the commands themselves.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.errors import HoldfastError
+    from holdfast.json import Shape
+
+# By section of --help: the module cmd_NAME.py, the command, its summary. So --help imports none of
+# these modules. A test compares the summaries with the commands.
 COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Begin": (
-        ("starting", "demo", "Watch an agent being killed, and going on where it was."),
-        ("starting", "init", "Create an empty store."),
-        ("doctor", "doctor", "Check this machine and the store, and say what to do."),
-        ("starting", "completion", "Print the set-up for completion in your shell."),
+        ("setup", "demo", "Watch an agent being killed, and resumed."),
+        ("setup", "init", "Create an empty store."),
+        ("doctor", "doctor", "Check this machine and the store."),
+        ("setup", "completion", "Print the line that sets up completion in your shell."),
     ),
     "Look": (
-        ("looking", "sessions", "List sessions."),
+        ("show", "sessions", "List sessions."),
         ("log", "log", "Draw the tree of checkpoints, the newest first."),
-        ("looking", "show", "Show what is known of one checkpoint."),
-        ("looking", "state", "Print a state, or a part of it, as JSON."),
-        ("comparing", "diff", "Show what changed between two checkpoints."),
-        ("comparing", "blame", "Find the checkpoint in which a value last changed."),
-        ("looking", "search", "Find checkpoints by text, tag, status and more."),
-        ("looking", "stats", "Count sessions, checkpoints and bytes."),
-        ("looking", "watch", "Print checkpoints and operations as they land."),
-        ("serving", "serve", "Look at the store in a browser."),
+        ("show", "show", "Show everything about one checkpoint."),
+        ("show", "state", "Print a state as JSON, or a part of it."),
+        ("diff", "diff", "Show what changed between two checkpoints."),
+        ("diff", "blame", "Find the checkpoint in which a value last changed."),
+        ("show", "search", "Find checkpoints by text, tag, status and more."),
+        ("show", "stats", "Count sessions, checkpoints and bytes."),
+        ("show", "watch", "Print checkpoints and operations as they are saved."),
+        ("serve", "serve", "Look at the store in a browser."),
     ),
     "Change": (
-        ("changing", "save", "Save a state from a JSON file or standard input."),
-        ("changing", "fork", "Begin a new session from a checkpoint."),
-        ("changing", "rewind", "Move a session's head to another checkpoint."),
-        ("changing", "undo", "Take the last change of a session back."),
-        ("changing", "redo", "Do again what undo took back."),
-        ("changing", "ops", "List what was done to a session."),
-        ("changing", "tag", "Add tags to a checkpoint."),
-        ("changing", "label", "Give a checkpoint a label."),
-        ("changing", "delete", "Delete a checkpoint, or a whole session."),
+        ("edit", "save", "Save a state from a JSON file or standard input."),
+        ("edit", "fork", "Begin a new session from a checkpoint."),
+        ("edit", "rewind", "Move a session's head to another checkpoint."),
+        ("edit", "undo", "Undo the last change of a session."),
+        ("edit", "redo", "Redo the last change that was undone."),
+        ("edit", "ops", "List the operations on a session."),
+        ("edit", "tag", "Add tags to a checkpoint."),
+        ("edit", "label", "Give a checkpoint a label."),
+        ("edit", "delete", "Delete a checkpoint, or a whole session."),
     ),
     "Runs": (
-        ("running", "resume", "Show where a session stands, or let a function go on with it."),
-        ("running", "pending", "List calls in doubt, and what runs wait for."),
-        ("running", "resolve", "Decide what became of a call in doubt."),
-        ("running", "answer", "Give a run the answer that it waits for."),
-        ("running", "abandoned", "List sessions whose run died."),
+        ("runs", "resume", "Show the state of a session's run, or resume it."),
+        ("runs", "pending", "List calls in doubt, and questions that runs wait for."),
+        ("runs", "resolve", "Decide about a call in doubt."),
+        ("runs", "answer", "Answer a question that a run waits for."),
+        ("runs", "abandoned", "List sessions whose run died."),
     ),
     "Keep": (
-        ("keeping", "check", "Verify that everything stored is what was saved."),
-        ("keeping", "repair", "Move heads off damaged checkpoints, rebuild what can be."),
-        ("keeping", "prune", "Delete old checkpoints by rules."),
-        ("keeping", "gc", "Free what was deleted, and give the space back."),
-        ("keeping", "backup", "Copy the store to a new file, while it is in use."),
+        ("maintain", "check", "Verify that the store holds what was saved."),
+        ("maintain", "repair", "Move heads away from damaged checkpoints, and rebuild indexes."),
+        ("maintain", "prune", "Delete old checkpoints by rules."),
+        ("maintain", "gc", "Free deleted checkpoints and unused data."),
+        ("maintain", "backup", "Copy the store to a file, and verify the copy."),
     ),
     "Move": (
-        ("moving", "copy", "Copy sessions to another store, of any kind."),
-        ("moving", "export", "Write sessions to one portable file, or to a folder."),
-        ("moving", "import", "Read what export wrote, or what other programs left."),
+        ("transfer", "copy", "Copy sessions to another store, of any kind."),
+        ("transfer", "export", "Write sessions to one portable file, or to a folder."),
+        ("transfer", "import", "Read sessions from what export wrote, or from other programs."),
     ),
 }
 _COMPLETE = "_HOLDFAST_COMPLETE"
-FAMILY = {name: family for rows in COMMANDS.values() for family, name, _ in rows}
+FAMILY = {name: module for rows in COMMANDS.values() for module, name, _ in rows}
 
 
 class Commands(click.Group):
-    """Commands that are imported when they are called."""
+    """The group of all commands. A command is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(FAMILY)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        family = FAMILY.get(cmd_name)
-        if family is None:
+        if cmd_name not in FAMILY:
             return None
-        module = import_module(f"holdfast.cli.{family}")
-        command: click.Command = getattr(module, f"{cmd_name}_")  # `import` is a word of Python
+        module = import_module(f"holdfast.cli.cmd_{FAMILY[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_")  # `import` is a keyword of Python
         return command
 
     def resolve_command(
@@ -88,8 +96,8 @@ class Commands(click.Group):
         if args and args[0] not in FAMILY and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], FAMILY, 1)
-            hint = f"did you mean `holdfast {near[0]}`?" if near else "see `holdfast --help`"
+            similar = get_close_matches(args[0], FAMILY, 1)
+            hint = f"did you mean `holdfast {similar[0]}`?" if similar else "see `holdfast --help`"
             raise click.UsageError(f"there is no command {args[0]!r}\nHint: {hint}")
         return super().resolve_command(ctx, args)
 
@@ -100,7 +108,7 @@ class Commands(click.Group):
 
 
 def _width() -> int:
-    """Of the terminal; click would import much to find it out."""
+    """Return the width of the terminal. Click would import many modules for that."""
     try:
         return max(40, min(int(os.environ.get("COLUMNS") or os.get_terminal_size().columns), 100))
     except (OSError, ValueError):
@@ -119,27 +127,28 @@ def _width() -> int:
 @click.version_option(__version__, "--version", "-V", message="holdfast %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, store: str | None) -> None:
-    """Durable, versioned state for AI agents: look at it, compare it, take it back."""
-    ctx.obj = App(store)
+    """Durable, versioned state for AI agents: inspect it, compare it, undo it."""
+    ctx.obj.given = store
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command, and return its exit code."""
     args = sys.argv[1:] if args is None else args
     json = "--json" in args
+    app = App()
     _open_streams()
     try:
-        # Not cli.main(): that has exit codes of its own for Ctrl-C and for a pipe that was closed.
-        if asked := os.environ.get(_COMPLETE):
-            return _complete(asked)
-        with cli.make_context("holdfast", [*args], color=_colour()) as ctx:
+        # cli.main() would use other exit codes for Ctrl-C and for a closed pipe.
+        if instruction := os.environ.get(_COMPLETE):
+            return _complete(instruction)
+        with cli.make_context("holdfast", [*args], color=_color(), obj=app) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()
         return 0
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.Abort:
-        return _say("Abort", "nothing was done", None, 1, json=json)
+        return _print_error("Abort", "cancelled: nothing was done", None, 1, json=json)
     except click.exceptions.NoArgsIsHelpError as e:
         click.echo(e.ctx.get_help() if e.ctx else e.format_message(), err=True)
         return 2
@@ -147,65 +156,121 @@ def run(args: list[str] | None = None) -> int:
         message, _, hint = e.format_message().partition("\nHint: ")
         if not hint and e.ctx is not None:
             hint = f"see `{e.ctx.command_path} --help`"
-        return _say("UsageError", message, hint, 2, json=json)
+        return _print_error("UsageError", message, hint, 2, json=json)
     except click.ClickException as e:
-        return _say(type(e).__name__, e.format_message(), None, 1, json=json)
-    except BrokenPipeError:
-        # Whoever read our output has had enough. Nothing more can be said to them.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _print_error(type(e).__name__, e.format_message(), None, 1, json=json)
+    except BrokenPipeError as e:
+        discard(sys.stdout)
+        return 0 if app.lists else _print_error(type(e).__name__, str(e), None, 6, json=json)
     except KeyboardInterrupt:
         return 130
     except Exception as e:
-        from holdfast.cli.wording import in_our_words
         from holdfast.errors import HoldfastError
 
         if isinstance(e, HoldfastError):
-            return _say(type(e).__name__, *in_our_words(e), e.exit_code, json=json)
+            return _print_error(type(e).__name__, *cli_words(e), e.exit_code, json=json)
         if isinstance(e, OSError):
-            return _say(type(e).__name__, str(e), None, 6, json=json)
+            return _print_error(type(e).__name__, str(e), None, 6, json=json)
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
-        hint = "this is a defect of holdfast; HOLDFAST_DEBUG=1 shows where it is"
-        return _say(type(e).__name__, f"{type(e).__name__}: {e}", hint, 1, json=json)
+        hint = "this is a bug in holdfast; HOLDFAST_DEBUG=1 shows the traceback"
+        return _print_error(type(e).__name__, f"{type(e).__name__}: {e}", hint, 1, json=json)
 
 
 def _open_streams() -> None:
-    """What was closed (`>&-`) leads nowhere: else a file of the store could get its number."""
+    """Open closed streams (`>&-`) as /dev/null. Else a file of the store could get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
-def _complete(asked: str) -> int:
-    """Tell a shell what it asked for. Not by click: a name may hold bytes that are no text."""
+def _complete(instruction: str) -> int:
+    """Answer the completion script of a shell, such as "bash_source" or "bash_complete".
+
+    Unlike click, this can print names that contain bytes other than UTF-8.
+    """
     from click.shell_completion import get_completion_class
 
-    shell, _, what = asked.partition("_")
+    shell, _, action = instruction.partition("_")
     kind = get_completion_class(shell)
-    if kind is None or what not in ("source", "complete"):
+    if kind is None or action not in ("source", "complete"):
         return 1
-    shells = kind(cli, {}, "holdfast", _COMPLETE)
-    told = shells.source() if what == "source" else shells.complete() + "\n"
-    click.echo(os.fsencode(told), nl=False)
+    completion = kind(cli, {}, "holdfast", _COMPLETE)
+    text = completion.source() if action == "source" else completion.complete() + "\n"
+    click.echo(os.fsencode(text), nl=False)
     return 0
 
 
-def _colour() -> bool | None:
-    """None lets each stream decide: colours on a terminal, none in a pipe or a file."""
+def _color() -> bool | None:
+    """Return False if NO_COLOR is set. None means colors on a terminal, and none in a pipe."""
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _say(kind: str, message: str, hint: str | None, code: int, *, json: bool) -> int:
-    """One line, and a hint; or the same as JSON."""
+def _print_error(kind: str, message: str, hint: str | None, code: int, *, json: bool) -> int:
+    """Print an error and its hint, as text or JSON. Return the exit code."""
     if json:
-        from holdfast.shapes import dumps
+        from holdfast.json import dumps
 
-        told: dict[str, Any] = {"error": kind, "message": message, "hint": hint, "exit_code": code}
-        click.echo(dumps(told), err=True)
-        return code
-    lines = [f"{click.style('error:', fg='red', bold=True)} {message}"]
-    if hint:
-        lines.append(f"{click.style('Hint:', fg='cyan')} {hint}")
-    click.echo(harmless("\n".join(lines)), err=True, color=_colour())
+        shape: Shape = {"error": kind, "message": message, "hint": hint, "exit_code": code}
+        text = dumps(shape)
+    else:
+        text = f"{click.style('error:', fg='red', bold=True)} {message}"
+        if hint:
+            text += f"\n{click.style('Hint:', fg='cyan')} {hint}"
+        text = escape_controls(text)
+    with suppress(BrokenPipeError):
+        click.echo(text, err=True, color=_color())
     return code
+
+
+# Hints for the command line, in place of the library's default hints.
+_HINTS = {
+    "SessionNotFound": "`holdfast sessions` lists all sessions",
+    "CheckpointNotFound": "`holdfast log --all` lists every checkpoint",
+    "HeadMoved": "another process has saved; see `holdfast log`, then try again",
+    "Corrupt": "`holdfast check` lists the damage, and what still loads",
+    "KeyTaken": "`holdfast show key:KEY` shows the checkpoint that has it",
+    "SessionBusy": "a worker runs it; `holdfast abandoned` lists the runs that died",
+}
+# Calls in messages of the library, and the commands that do the same.
+_COMMANDS = {
+    "undo": "undo", "redo": "redo", "gc": "gc", "repair": "repair", "rewind": "rewind",
+    "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "check",
+    "copy": "copy", "resolve": "resolve", "answer": "answer", "pending": "pending",
+    "backup": "backup", "delete": "delete",
+}  # fmt: skip
+_PHRASES = {
+    "run() without resume=True": "your program starts a run, with session.run()",
+    "run(takeover=True)": "`holdfast resume --takeover`",
+    'give format="s0"': 'give --format: "s0"',
+}
+_CALL = re.compile(rf"(?:\b(?:store|session)\.)?\b({'|'.join(_COMMANDS)})\([^()]*\)")
+
+
+def cli_words(error: HoldfastError) -> tuple[str, str | None]:
+    """Return the message and the hint of an error, with commands in place of calls."""
+    hint = error.hint
+    if hint is not None and hint == error.default_hint:
+        hint = next(
+            (_HINTS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _HINTS), hint
+        )
+    return as_commands(error.message), None if hint is None else as_commands(hint)
+
+
+@contextmanager
+def without_check_hint() -> Iterator[None]:
+    """Replace the default hint of Corrupt, because `check` itself cannot suggest `check`."""
+    try:
+        yield
+    except Corrupt as e:
+        if e.hint != e.default_hint:
+            raise
+        hint = "the store is too damaged to list its damage; restore a backup"
+        raise Corrupt(e.message, hint=hint) from e
+
+
+def as_commands(text: str) -> str:
+    """Replace calls of the library by commands, such as undo() by `holdfast undo`."""
+    for phrase, replacement in _PHRASES.items():
+        text = text.replace(phrase, replacement)
+    return _CALL.sub(lambda m: f"`holdfast {_COMMANDS[m[1]]}`", text)

@@ -1,7 +1,7 @@
-"""Importing what other checkpoint systems and agents have left on a disk.
+"""Importing the files of other checkpoint stores and agents.
 
-`import_(store, path)` looks at a path, tells which of the formats it has, and imports it. An import
-may be run again at any time: it brings what is not in the store yet. The source is only read.
+`import_(store, path)` recognises the format of the files at a path and imports them. It only reads
+them. It can be repeated, and then imports what is new.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import apsw
 
 from holdfast.errors import InvalidRequest
-from holdfast.importers import claude_code, codex, openai_chat, s0, s1, s2, s3
-from holdfast.importers.claude_code import import_claude_code
-from holdfast.importers.codex import import_codex
-from holdfast.importers.database import Source, Table, is_database
-from holdfast.importers.foreign import Findings, Unsound, existing, shown
-from holdfast.importers.landing import Imported
-from holdfast.importers.openai_chat import import_openai_chat
-from holdfast.importers.s0 import import_s0
-from holdfast.importers.s1 import import_s1
-from holdfast.importers.s2 import import_s2
-from holdfast.importers.s3 import import_s3
-from holdfast.importers.transcripts import Files
+from holdfast.importers.checkpoints import agent_steps, conversations, session_files, whatif_store
+from holdfast.importers.checkpoints.agent_steps import import_s1
+from holdfast.importers.checkpoints.conversations import import_s3
+from holdfast.importers.checkpoints.session_files import import_s0
+from holdfast.importers.checkpoints.whatif_store import import_s2
+from holdfast.importers.save import Imported
+from holdfast.importers.transcripts import claude_code, codex, openai_chat
+from holdfast.importers.transcripts.claude_code import import_claude_code
+from holdfast.importers.transcripts.codex import import_codex
+from holdfast.importers.transcripts.openai_chat import import_openai_chat
+from holdfast.importers.untrusted import (
+    Database,
+    Files,
+    Findings,
+    Table,
+    Unsound,
+    existing,
+    is_database,
+    printable,
+)
 
 if TYPE_CHECKING:
     from holdfast import Store
@@ -38,11 +46,12 @@ __all__ = [
     "import_s1",
     "import_s2",
     "import_s3",
+    "recognise",
 ]
 
 Format = Literal["s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat"]
 
-_FORMATS = {"s0": s0, "s1": s1, "s2": s2, "s3": s3}
+_CHECKPOINTS = {"s0": session_files, "s1": agent_steps, "s2": whatif_store, "s3": conversations}
 _LINES = {"claude-code": claude_code, "codex": codex}
 _CHAT = "openai-chat"
 _IMPORTS = {
@@ -61,6 +70,7 @@ _HINT = (
     '"openai-chat" (a file with messages)'
 )
 _SAMPLES = 50
+"""So many files, and lines of a file, are read to recognise a format."""
 
 
 def import_(
@@ -68,10 +78,10 @@ def import_(
     path: str | os.PathLike[str],
     format: Format | None = None,
 ) -> Imported:
-    """Import what is at `path` and not in the store yet; the source is only read.
+    """Import the checkpoints at `path` that are not in the store yet. The source is only read.
 
-    Without a format it is recognised; InvalidRequest if it could be several, or is none. What is
-    damaged is listed in the result, and does not keep the rest from being imported.
+    Without a format, recognise() finds it. Damaged parts of the source are listed in the result,
+    and the rest is imported.
     """
     if format is None:
         format = recognise(path)
@@ -81,49 +91,48 @@ def import_(
 
 
 def recognise(source: str | os.PathLike[str]) -> Any:
-    """The format of what is there: by what the files hold; if none of them tells, by their names.
+    """Return the format of a file or folder, from the contents of files, or else from their names.
 
-    InvalidRequest if it could be several, or is none.
+    Raises InvalidRequest if several formats are possible, or none.
     """
     path = existing(source)
-    found: list[str] = []
     if is_database(path):
-        found = ["s3"] if _has_table(path) else []
+        formats = ["s3"] if _has_table(path) else []
     else:
-        files = Files(path, "")
-        found = _by_content(files)
-        if os.path.isdir(path):
-            names = files.names
-            found = found or [name for name, module in _FORMATS.items() if module.layout(names)]
-        else:
-            found = [name for name in found if name not in _FORMATS]  # these are folders
-    if len(found) == 1:
-        return found[0]
-    what = f"could be {' or '.join(found)}" if found else "is none of the known formats"
-    raise InvalidRequest(f"{shown(path)} {what}", hint=_HINT)
+        files = Files(path)
+        formats = _by_content(files)
+        if not os.path.isdir(path):
+            formats = [name for name in formats if name not in _CHECKPOINTS]  # these are folders
+        elif not formats:
+            formats = [name for name, it in _CHECKPOINTS.items() if it.layout(files.names)]
+    if len(formats) == 1:
+        return formats[0]
+    what = f"could be {' or '.join(formats)}" if formats else "has none of the known formats"
+    raise InvalidRequest(f"{printable(path)} {what}", hint=_HINT)
 
 
 def _by_content(files: Files) -> list[str]:
-    found: set[str] = set()
+    """Return the formats of the first files that have one."""
+    formats: set[str] = set()
     samples = 0
     for name in files.names:
         if samples == _SAMPLES:
             break
-        kinds = _in_lines(files, name) if name.endswith(".jsonl") or len(files.names) == 1 else []
-        if not kinds and name.endswith((".json", ".backup")):
+        may_be_lines = name.endswith(".jsonl") or len(files.names) == 1
+        found = _by_lines(files, name) if may_be_lines else []
+        if not found and name.endswith((".json", ".backup")):
             try:
                 data = files.document(name)
             except Unsound:
                 continue
-            kinds = _in_document(data)
+            found = _by_document(data)
             samples += type(data) in (dict, list)
-        samples += bool(kinds)
-        found.update(kinds)
-    return sorted(found)
+        samples += bool(found)
+        formats.update(found)
+    return sorted(formats)
 
 
-def _in_lines(files: Files, name: str) -> list[str]:
-    """The formats that the first lines of a file may be of."""
+def _by_lines(files: Files, name: str) -> list[str]:
     for _, _, data in files.lines(name, limit=_SAMPLES):
         found = [format for format, module in _LINES.items() if module.looks_like(data)]
         if found or openai_chat.looks_like(data):
@@ -131,17 +140,17 @@ def _in_lines(files: Files, name: str) -> list[str]:
     return []
 
 
-def _in_document(data: Any) -> list[str]:
+def _by_document(data: Any) -> list[str]:
     found = []
     if type(data) is dict:
-        found = [format for format, module in _FORMATS.items() if module.looks_like(data)]
+        found = [format for format, module in _CHECKPOINTS.items() if module.looks_like(data)]
     return found or ([_CHAT] if openai_chat.looks_like(data) else [])
 
 
 def _has_table(path: str) -> bool:
-    """Also of a database that is too damaged to tell."""
+    """Return whether a database has the table of S3, or may have it but is damaged."""
     try:
-        with Source(path).opened(Findings()) as connection:
-            return Table(connection, s3.TABLE, s3.COLUMNS).missing is None
+        with Database(path).opened(Findings()) as connection:
+            return Table(connection, conversations.TABLE, conversations.COLUMNS).missing is None
     except apsw.Error:
         return True

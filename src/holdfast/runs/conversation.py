@@ -1,46 +1,62 @@
-"""A conversation that is durable: for loops around a model that are written by hand."""
+"""A durable conversation, for hand-written loops around a model."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast import ids
-from holdfast.codec.values import MAX_DEPTH
 from holdfast.errors import InvalidRequest
+from holdfast.format.values import MAX_DEPTH
 from holdfast.runs import messages as talking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import Unpack
 
-    from holdfast.checkpoint import Checkpoint
-    from holdfast.fields import Fields
+    from holdfast.history.checkpoint import Checkpoint
+    from holdfast.history.checkpoint_fields import Fields
     from holdfast.model import ToolCall
-    from holdfast.session import Session
 
     Message = dict[str, Any]
 
 
+class Host(Protocol):
+    """The methods of a Session that a conversation uses."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def head(self) -> Checkpoint | None: ...
+    def load(self, revision: str | None = None) -> Any: ...
+    def append(
+        self, path: tuple[str, ...], *items: Any, **fields: Unpack[Fields]
+    ) -> Checkpoint: ...
+    def patch(self, *, set: dict[Any, Any], **fields: Unpack[Fields]) -> Checkpoint: ...
+
+
 def estimate(message: Message) -> float:
-    """Tokens of a message, roughly: four characters make one."""
+    """Return the rough number of tokens of a message: one for every four characters."""
     return len(json.dumps(message, ensure_ascii=False, default=str, skipkeys=True)) / 4
 
 
 class Conversation:
-    """Messages in a session's state, each written once, when it comes.
+    """The messages in a session's state. Each message is written once, when it is added.
 
-    `messages` are all of them; `window()` what fits into a model's context. It is always that of
-    the checkpoint on which the session's handle stands: rewind() and undo() show here too.
+    `messages` are all messages; `window()` returns those that fit into a model's context. A
+    conversation always shows the checkpoint that its session handle is at, so rewind() and undo()
+    change it, too.
     """
 
     def __init__(
         self,
-        session: Session,
+        session: Host,
+        lock: Callable[[], AbstractContextManager[Any]],
+        expected: Callable[[], str | None],
         *,
         system: str | None = None,
         budget: float | None = None,
-        count: Callable[[Message], float] = estimate,
+        count: Callable[[Message], float] | None = None,
         key: str = "messages",
     ) -> None:
         if budget is not None:
@@ -49,23 +65,24 @@ class Conversation:
             raise InvalidRequest(f"messages cannot be kept under {key!r}")
         if system is not None and type(system) is not str:
             raise InvalidRequest(f"a system prompt is a string, not {type(system).__name__}")
-        self.session, self.key, self.budget = session, key, budget
-        self._count = count
+        self.session: Any = session
+        """The Session that holds the conversation."""
+        self.key, self.budget = key, budget
+        self._lock, self._expected = lock, expected
+        """The session's lock, and a function that returns the id of its expected head."""
+        self._count = count or estimate
         self._messages: list[Message] = []
         self._system: str | None = None
-        self._at: bytes | None = None
-        """The checkpoint that these are of."""
-        with session._lock:
+        self._at: str | None = None
+        """The id of the checkpoint that the messages were read from."""
+        with lock():
             self._read()
             if system is not None and system != self._system:
                 session.patch(set={"system": system})
-                self._system, self._at = system, self._tip()
-
-    def _tip(self) -> bytes | None:
-        tip = self.session._writer.tip
-        return None if tip is None else tip.id
+                self._system, self._at = system, expected()
 
     def _read(self) -> None:
+        """Read messages and system prompt. Raises InvalidRequest if the state has no such list."""
         state = self.session.load() if self.session.head is not None else {}
         if type(state) is not dict or type(state.get(self.key, [])) is not list:
             raise InvalidRequest(
@@ -73,86 +90,99 @@ class Conversation:
             )
         self._messages = state.get(self.key, [])
         self._system = state.get("system")
-        self._at = self._tip()
+        self._at = self._expected()
 
     def _catch_up(self) -> list[Message]:
-        with self.session._lock:
-            if self._at != self._tip():
+        """Return the messages. Read them again if the handle is at another checkpoint now."""
+        with self._lock():
+            if self._at != self._expected():
                 self._read()
             return self._messages
 
     @property
     def system(self) -> str | None:
-        """The system prompt, which no trimming takes away."""
+        """The system prompt, or None. window() always keeps it."""
         self._catch_up()
         return self._system
 
     @property
     def messages(self) -> list[Message]:
-        """All messages, the oldest first. A list of its own; the messages are shared."""
+        """All messages, oldest first. The list is a copy; the messages in it are not."""
         return list(self._catch_up())
 
     def __len__(self) -> int:
         return len(self._catch_up())
 
     def __bool__(self) -> bool:
+        """Return True: a conversation without messages is not false."""
         return True
 
     def append(self, *messages: Any, **fields: Unpack[Fields]) -> Checkpoint:
-        """Add messages: one checkpoint, durable when this returns.
+        """Add messages in one checkpoint, and return it. It is durable when this returns.
 
-        They may be dicts or what an SDK returns, also in their parts: such a model is kept as a
-        dict of what is set in it.
+        A message is a dict or a model object of an SDK, and so are its parts. A model is stored as
+        a dict of the fields that are not None. `fields` and errors are those of Session.save().
         """
         added = [_plain(message) for message in messages]
         for message in added:
             if type(message) is not dict:
                 raise InvalidRequest(f"a message is a dict, not {type(message).__name__}")
-        with self.session._lock:
+        with self._lock():
             self._catch_up()
-            saved = self.session.append(self.key, *added, **fields)
+            saved: Checkpoint = self.session.append((self.key,), *added, **fields)
             self._messages += added
-            self._at = self._tip()
+            self._at = self._expected()
         return saved
 
     def window(self, budget: float | None = None) -> list[Message]:
-        """What to send: the newest messages that fit, and no call without its result."""
+        """Return the messages to send to a model: the system prompt and the newest that fit.
+
+        `budget` is the limit; the default is that of the conversation, and None means no limit. A
+        tool call is never separated from its result.
+        """
         most = self.budget if budget is None else _check_budget(budget)
-        if most is None:
-            return self.messages
-        messages, system = self._catch_up(), self._system
+        with self._lock():
+            messages, system = self.messages, self._system
         if system is not None:
-            most -= self._count({"role": "system", "content": system})
-        return talking.newest(messages, most, self._count)
+            messages.insert(0, {"role": "system", "content": system})
+        return messages if most is None else talking.newest(messages, most, self._count)
 
     def dangling(self) -> list[ToolCall]:
-        """Calls without a result: what an interruption has left, or what is to be done next."""
-        return talking.dangling(self._catch_up())
+        """Return the tool calls without a result.
+
+        An interruption has left them, or they are to be made next.
+        """
+        return talking.dangling_calls(self._catch_up())
 
     def repair(self) -> list[ToolCall]:
-        """Close those with a result that says so; a checkpoint, if there were any."""
-        with self.session._lock:
+        """Give a result to each tool call that has none. Return these calls.
+
+        The result says that the call was interrupted. If there are any such calls, this is a
+        checkpoint.
+        """
+        with self._lock():
             self._catch_up()
             if self._at is None:
                 return []
-            kept = self.session.load(ids.to_text(self._at)).get(self.key, [])  # not what is shared
+            kept = self.session.load(self._at).get(self.key, [])  # a copy of our own
             closed, calls = talking.closed(kept)
             if calls:
-                self.session.patch(set={self.key: closed}, trigger="repair")
-                self._messages, self._at = closed, self._tip()
+                self.session.patch(set={(self.key,): closed}, trigger="repair")
+                self._messages, self._at = closed, self._expected()
         return calls
 
 
 def _check_budget(budget: Any) -> float:
+    """Return the budget as a float. Raises InvalidRequest if it is not a number above 0."""
     if type(budget) not in (int, float) or not budget > 0:
         raise InvalidRequest(f"budget must be more than nothing, not {budget!r}")
     return float(budget)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A copy, so that what is changed later is not mistaken for what was kept."""
+    """Return a deep copy, with models as dicts. Later changes by the caller do not affect it."""
     if depth > MAX_DEPTH:
-        return value  # which append() refuses
+        return value  # append() refuses it
     if hasattr(value, "model_dump") and not isinstance(value, type):
         value = value.model_dump(exclude_none=True)
     if type(value) is dict:

@@ -1,29 +1,112 @@
-"""Conversations in the shapes of OpenAI's two APIs and Anthropic's: which call belongs to which
-result, which has none, and where a history may be cut.
+"""Tool calls and results in messages of OpenAI's two APIs and Anthropic's.
 
-Nothing here raises for what is in a message: what has none of these shapes is left as it is.
+The functions match calls to results, close calls without a result, and cut a history to size.
+Except for tool_call(), they never raise for the content of a message: a message of another shape
+stays as it is.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.errors import InvalidRequest
 from holdfast.model import ToolCall
-from holdfast.runs.calls import name_and_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Message = dict[str, Any]
 
-MARK = "[holdfast] interrupted: no result of this call was recorded"
-"""What a result says that was made up, so that a conversation can go on."""
 
-PLACES = (
+def tool_call(call: Any) -> ToolCall:
+    """Return a ToolCall from a dict or an object in the format of OpenAI or Anthropic.
+
+    Raises InvalidRequest if it has no id or name, or if its arguments are not valid JSON.
+    """
+    if isinstance(call, ToolCall):
+        return call
+    id = _get(call, "call_id") or _get(call, "id") or _get(call, "tool_call_id")
+    name, arguments = name_and_arguments(call)
+    if type(id) is not str or not id or name is None:
+        raise InvalidRequest(
+            f"not a tool call: {_short(call)}",
+            hint='{"id": …, "function": {"name": …, "arguments": …}}, '
+            '{"id": …, "name": …, "input": …} or ToolCall(id, name, arguments)',
+        )
+    written = _get(_inner(call), "arguments")
+    if isinstance(written, str) and not _is_json(written):
+        raise InvalidRequest(
+            f"the arguments of call {id!r} to {name} are no JSON: {_short(written)}",
+            hint="nothing was called; tell the model so, and let it try again",
+        )
+    return ToolCall(id, name, arguments)
+
+
+def name_and_arguments(call: Any) -> tuple[str | None, Any]:
+    """Return the name (None if there is none) and the arguments of a call. Never raises.
+
+    Arguments that are not valid JSON stay the text that the model wrote. The input of a custom tool
+    is text and is not parsed.
+    """
+    inner = _inner(call)
+    name = _get(inner, "name")
+    if type(name) is not str or not name:
+        kind = _get(call, "type")  # a computer_call has only its type as a name
+        name = kind if type(kind) is str and kind.endswith("_call") else None
+    arguments = _get(inner, "arguments")
+    if isinstance(arguments, str):
+        arguments = _read(arguments)
+    for other in ("input", "args", "action", "actions", "operation"):
+        if arguments is None:
+            arguments = _get(inner, other)
+    return name, {} if arguments is None else arguments
+
+
+def _inner(call: Any) -> Any:
+    """Return the part of a call that holds name and arguments."""
+    for name in ("function", "custom"):
+        if (inner := _get(call, name)) is not None:
+            return inner
+    return call
+
+
+def _read(arguments: str) -> Any:
+    """Return parsed arguments, or the text itself if it is not valid JSON."""
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return not text.strip()
+    return True
+
+
+def _get(value: Any, name: str) -> Any:
+    """Return a field of a dict or an object, or None."""
+    if isinstance(value, dict):
+        return value.get(name)
+    return getattr(value, name, None)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+MARK = "[holdfast] interrupted: no result of this call was recorded"
+"""The text of a generated result, which closes a call without a result."""
+
+CONVERSATION_PATHS = (
     ("messages",), ("history",), ("conversation",), ("items",), ("input",), ("entries",),
     ("data", "messages"),
 )  # fmt: skip
-"""Where in a state a conversation lies, the most usual place first: also as adapters store it."""
+"""Paths to conversations in states, most usual first, including those that adapters use."""
 
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
@@ -52,41 +135,43 @@ _MADE_UP: dict[str, Callable[[str], Message]] = {
     "apply_patch_call": lambda call: {
         "type": "apply_patch_call_output", "call_id": call, "status": "failed", "output": MARK,
     },
-    # Only an image is taken here, so that its status is all that can tell.
+    # The API accepts only an image here, so the status alone shows the interruption.
     "computer_call": lambda call: {
         "type": "computer_call_output", "call_id": call, "status": "incomplete",
         "output": {"type": "computer_screenshot", "image_url": _BLANK},
     },
 }  # fmt: skip
-"""By the kind of call, a result for one that has none. Other kinds are not ours to answer."""
+"""By kind of call: a function that generates the missing result. The client does not answer calls
+of other kinds, so they stay open."""
 
 
 class Link(NamedTuple):
-    """A call of a conversation, and the places of it and of its result."""
+    """A call in a conversation, with the indexes of the messages that hold it and its result."""
 
     id: str
     at: int
     result: int | None
     kind: str
-    """chat, anthropic, or the type of the item of OpenAI's Responses"""
+    """"chat", "anthropic", or the type of an item of OpenAI's Responses API."""
     raw: Message
-    """The call as it was written."""
+    """The call as it is in the message."""
 
     @property
     def call(self) -> ToolCall:
+        """The call as a ToolCall."""
         name, arguments = name_and_arguments(self.raw)
         return ToolCall(self.id, name or "unknown", arguments)
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a list looks like messages, all of it."""
+    """Return whether a value is a list that consists of messages only."""
     if type(value) is not list or not all(_kind(e) or type(_role(e)) is str for e in value):
         return False
     return any(type(_role(each)) is str and _role(each) in _ROLES for each in value)
 
 
 def _kind(message: Any) -> str:
-    """The type of an item of Responses; most messages have none."""
+    """Return the type of an item of the Responses API. Most messages have none: ""."""
     kind = message.get("type") if type(message) is dict else None
     return kind if type(kind) is str else ""
 
@@ -96,7 +181,7 @@ def _role(message: Any) -> Any:
 
 
 def _is_call(message: Any) -> bool:
-    """Whether this is an item of Responses that something is to be the output of."""
+    """Return whether this is an item of the Responses API that expects an output."""
     return _kind(message).endswith("_call") or _kind(message) == "program"
 
 
@@ -112,7 +197,7 @@ def _blocks(message: Message, kind: str) -> list[Message]:
 
 
 def _calls(message: Any) -> dict[str, tuple[str, Message]]:
-    """Calls that a message makes: by their ids, kinds and how they are written."""
+    """Return the calls in a message: kind and raw call, by id."""
     found: list[tuple[Any, str, Message]] = []
     if _is_call(message):
         found = [(message.get("call_id"), message["type"], message)]
@@ -125,7 +210,7 @@ def _calls(message: Any) -> dict[str, tuple[str, Message]]:
 
 
 def _results(message: Any) -> list[str]:
-    """Ids of the calls that a message answers, each once."""
+    """Return the ids of the calls that a message answers, each once."""
     found: list[Any] = []
     if _kind(message).endswith("_output"):
         found = [message.get("call_id")]
@@ -139,10 +224,10 @@ def _results(message: Any) -> list[str]:
 
 
 def links(messages: Sequence[Message]) -> list[Link]:
-    """All calls, each with its result if it has one.
+    """Return all calls, each with its result if it has one.
 
-    A result belongs to the nearest call of its id before it that has none: some models count their
-    calls anew in every turn.
+    A result belongs to the nearest earlier call of its id that has no result yet, because some
+    models number their calls from the start in every turn.
     """
     out: list[Link] = []
     open_: dict[str, list[int]] = {}
@@ -158,11 +243,12 @@ def links(messages: Sequence[Message]) -> list[Link]:
 
 
 def _missing(messages: Sequence[Message]) -> list[Link]:
+    """Return the calls without a result that can be closed."""
     return [link for link in links(messages) if link.result is None and link.kind in _MADE_UP]
 
 
-def dangling(messages: Sequence[Message]) -> list[ToolCall]:
-    """Calls without a result."""
+def dangling_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """Return the calls without a result."""
     return [link.call for link in _missing(messages)]
 
 
@@ -170,10 +256,10 @@ def dangling(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def closed(messages: Sequence[Message]) -> tuple[list[Message], list[ToolCall]]:
-    """The messages with a result, that says so, for each call that has none; and those calls.
+    """Return the messages with a generated result for each call that has none, and these calls.
 
-    It goes where the API looks for it: behind the results that directly follow the call (or the
-    calls made with it), with Anthropic into the user's message that follows.
+    The result is placed where the API expects it: after the results that directly follow the call
+    (or calls made with it); for Anthropic, in the user message that follows.
     """
     missing = _missing(messages)
     if not missing:
@@ -192,21 +278,22 @@ def closed(messages: Sequence[Message]) -> tuple[list[Message], list[ToolCall]]:
             out.append(message)
         blocks = []
         for link in made.get(at, ()):
-            where = blocks if link.kind == "anthropic" else out
-            where.append(_made_up(link))
+            target = blocks if link.kind == "anthropic" else out
+            target.append(_made_up(link))
     out += [{"role": "user", "content": blocks}] if blocks else []
     return out, [link.call for link in missing]
 
 
 def _made_up(link: Link) -> Message:
+    """Return a generated result for a call."""
     made = _MADE_UP[link.kind](link.id)
     if link.kind not in ("chat", "anthropic") and type(link.raw.get("caller")) is dict:
-        made["caller"] = link.raw["caller"]  # a program that runs at the service waits for it
+        made["caller"] = link.raw["caller"]  # the service needs it to find the program that waits
     return made
 
 
 def _ends(messages: Sequence[Message]) -> list[int]:
-    """For each message, the last of those that follow it as calls and then as results."""
+    """Return, for each message, the index of the last call or result that directly follows it."""
     ends = list(range(len(messages)))
     for n in reversed(ends[1:]):
         before, called = messages[n - 1], _is_call(messages[n - 1])
@@ -221,7 +308,7 @@ def _ends(messages: Sequence[Message]) -> list[int]:
 
 
 def _with_results(message: Message, blocks: list[Message]) -> Message:
-    """A user's message with more results: first comes what answers calls."""
+    """Return a user message with more results. They come before its other content."""
     content = message["content"]
     if type(content) is str:
         content = [{"type": "text", "text": content}] if content else []
@@ -232,7 +319,10 @@ def _with_results(message: Message, blocks: list[Message]) -> Message:
 
 
 def repaired(state: Any) -> tuple[Any, list[ToolCall]]:
-    """A state whose conversations, wherever they are in it, are closed; and what was missing."""
+    """Return a state in which all conversations are closed, and the calls that were closed.
+
+    Conversations are found anywhere in the state. Without open calls, the same object is returned.
+    """
     if is_conversation(state):
         messages, calls = closed(state)
         return (messages if calls else state), calls
@@ -252,10 +342,10 @@ def repaired(state: Any) -> tuple[Any, list[ToolCall]]:
 
 
 def units(messages: Sequence[Message]) -> list[range]:
-    """Runs of messages that must stay together.
+    """Return the ranges of messages that must stay together.
 
-    A call, its result and all between them; and what a model gave out in one answer of Responses,
-    where a call without the reasoning that led to it is refused, and the other way round.
+    A range holds a call, its result and everything between them. It also holds all items of one
+    answer of the Responses API, which refuses a call without its reasoning and the reverse.
     """
     reach = [0] * len(messages)
     for link in links(messages):
@@ -271,26 +361,28 @@ def units(messages: Sequence[Message]) -> list[range]:
 
 
 def _is_one_answer(before: Any, message: Any) -> bool:
+    """Return whether two neighbours are parts of one answer of the Responses API."""
     items = [_is_item(before), _is_item(message)]
     said = [_role(before) == "assistant", _role(message) == "assistant"]
     return any(items) and all(a or b for a, b in zip(items, said, strict=True))
 
 
 def _is_item(message: Any) -> bool:
-    """Whether this is a part of an answer that stands beside the assistant's messages."""
+    """Return whether this is an item of an answer that is not an assistant message."""
     return _is_call(message) or _kind(message) == "reasoning" or _kind(message).startswith("mcp_")
 
 
 def newest(
     messages: Sequence[Message], limit: float, weigh: Callable[[Message], float] = lambda _: 1
 ) -> list[Message]:
-    """The instructions at the beginning, and as many of the newest messages as fit.
+    """Return the instructions at the beginning, and as many of the newest messages as fit.
 
-    A call is never split from its result. What is left begins with a message of a user, the one
-    that led to the rest, if that fits; the newest unit stays, even if that alone is too much.
+    A call is never separated from its result. If it fits, the rest begins with a user message: the
+    one that led to the messages after it. The newest unit is always kept, even if it alone exceeds
+    the limit.
     """
     lead = 0
-    while lead < len(messages) and _role(messages[lead]) in ("system", "developer"):
+    while lead < len(messages) and _is_instruction(messages[lead]):
         lead += 1
     rest = messages[lead:]
     whole = units(rest)
@@ -308,6 +400,13 @@ def newest(
     return [*messages[:lead], *[rest[at] for n in kept for at in whole[n]]]
 
 
+def _is_instruction(message: Message) -> bool:
+    """Return whether this is a system or developer message."""
+    if _role(message) not in ("system", "developer"):
+        return False
+    return not (_calls(message) or _results(message))
+
+
 def _with_question(
     rest: Sequence[Message],
     whole: list[range],
@@ -316,7 +415,7 @@ def _with_question(
     weights: dict[int, float],
     weigh: Callable[[Message], float],
 ) -> list[int]:
-    """The units to keep, the oldest of which is a user's, if possible."""
+    """Return the units to keep, starting with a user message if possible."""
     asked = [n for n in range(kept[0]) if _is_asked(rest, whole[n])][-1:]
     need = sum(weigh(rest[at]) for n in asked for at in whole[n])
     first = 0
@@ -330,4 +429,5 @@ def _with_question(
 
 
 def _is_asked(rest: Sequence[Message], unit: range) -> bool:
+    """Return whether a unit starts with a user message that is not a tool result."""
     return _role(rest[unit.start]) == "user" and not _results(rest[unit.start])

@@ -1,21 +1,37 @@
-"""What runs have left open, and answers to it, from any process."""
+"""Open calls and questions of runs, and the answers to them, from any process."""
 
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast import leases, lineage
-from holdfast.errors import InvalidRequest, NotFound, SessionBusy
-from holdfast.runs import journal as journals
-from holdfast.runs.journal import Call, Journal, ended, now_us
+from holdfast.errors import (
+    UNREADABLE,
+    AlreadyDecided,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+    SessionNotFound,
+)
+from holdfast.format import records
+from holdfast.history import journal as journals
+from holdfast.history import leases, lineage
+from holdfast.history.journal import WAIT, Call, Calls, Journal, ended, now_us
+from holdfast.model import NOTHING
+from holdfast.storage.contract import StaleHead
+from holdfast.storage.reader import open_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from holdfast.backends.base import Backend, Reader
+    from holdfast.errors import HoldfastError
+    from holdfast.storage.contract import Backend
+    from holdfast.storage.reader import Reader
 
+_PAGE = 500
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -24,91 +40,118 @@ def _time(us: int) -> dt.datetime:
 
 
 class Pending(NamedTuple):
-    """A call without an end, or something that a run waits for."""
+    """A call that has not ended, or a question that a run waits for."""
 
     session: str
+    """The name of the session."""
     key: str
-    """What resolve() or answer() take."""
+    """The key for resolve() and answer(). They also take the whole Pending."""
     name: str
     state: Literal["running", "in doubt", "waiting"]
+    """A live worker makes the call ("running"), the worker died during it ("in doubt"), or the run
+    waits for an answer ("waiting")."""
     arguments: Any
-    """Of the call; or the prompt."""
+    """The arguments of the call, or the prompt of the question."""
     idempotency_key: str
+    """The key that current_key() returns in the call, for every attempt."""
     run: str
     turn: int
     since: dt.datetime
+    """The time at which the call began."""
     partial: tuple[Any, ...]
+    """The parts of its result that run.partial() has recorded."""
 
 
 class MadeCall(NamedTuple):
-    """What a run has called: a tool, a step, or what it waited for."""
+    """A tool call, step or question of a run, as the journal has recorded it."""
 
     session: str
     id: str
+    """The key of the call. For a tool call, this is the id that the model has given it."""
     name: str
     arguments: Any
     result: Any
     success: bool | None
-    """None while it has no end."""
+    """None while the call has not ended."""
     error: str | None
+    """Type and text of the error: "ValueError: no such flight"."""
     started: dt.datetime
     duration: float | None
-    """Seconds."""
+    """Seconds from begin to end. None while the call has not ended."""
     run: str
     turn: int
     kind: Literal["tool", "step", "wait"]
 
 
 def of_session(reader: Reader, number: int, name: str) -> list[Pending]:
-    calls = journals.all_calls(journals.read(reader, number)).open()
-    if not calls:
+    """Return the open calls and questions of one session."""
+    calls = journals.all_calls(journals.read(reader, number))
+    if not calls.open():
         return []
     _, head = lineage.read_head(reader, number)
     active = leases.holder(reader, number, head)
     run, since = (active[1].run, active[1].since) if active else (None, 0)
-    return [told(call, name, running=call.run == run and call.number >= since) for call in calls]
+    return listed(calls, name, lambda call: call.run == run and call.number >= since)
 
 
-def told(call: Call, session: str, *, running: bool) -> Pending:
-    """A call without an end, which is being made or not."""
-    state: Literal["running", "in doubt", "waiting"] = "in doubt"
+def listed(calls: Calls, session: str, running: Callable[[Call], bool]) -> list[Pending]:
+    """Return the calls that have not ended.
+
+    Each is listed by its key, or by its idempotency key if a newer call has the same key.
+    """
+    newest = {key_of(call): call for call in _by_number(calls)}
+    return [
+        Pending(
+            session, key_of(call) if newest[key_of(call)] is call else call.idempotency_key,
+            call.name, _state(call, running=running(call)), call.arguments, call.idempotency_key,
+            call.run, call.turn, _time(call.started_us), tuple(call.partial),
+        )
+        for call in calls.open()
+    ]  # fmt: skip
+
+
+def _by_number(calls: Calls) -> list[Call]:
+    return sorted(calls.all.values(), key=lambda call: call.number)
+
+
+def _state(call: Call, *, running: bool) -> Literal["running", "in doubt", "waiting"]:
     if call.kind == "wait":
-        state = "waiting"
-    elif running:
-        state = "running"
-    return Pending(
-        session, _shown(call), call.name, state, call.arguments, call.idempotency_key, call.run,
-        call.turn, _time(call.started_us), tuple(call.partial),
-    )  # fmt: skip
+        return "waiting"
+    return "running" if running else "in doubt"
 
 
 def made(reader: Reader, number: int, name: str) -> Iterator[MadeCall]:
+    """Yield all calls and questions of a session."""
     for call in journals.all_calls(journals.read(reader, number)).all.values():
-        over = call.outcome not in ("started", "rerun")
+        over = call.status not in ("started", "rerun") or call.failure is not None
         yield MadeCall(
             name, call.key, call.name, call.arguments, call.result,
-            call.outcome == "done" if over else None, call.error, _time(call.started_us),
+            call.status == "done" if over else None, call.error, _time(call.started_us),
             None if call.ended_us is None else (call.ended_us - call.started_us) / 1e6,
             call.run, call.turn, call.kind,
         )  # fmt: skip
 
 
-def answer(backend: Backend, number: int, session: str, name: str, value: Any) -> None:
-    with backend.reader() as reader:
-        journal = Journal(backend, number, None)
-        journal.catch_up(reader)
-        waiting = [call for call in journal.calls.open() if call.kind == "wait"]
-        call = _find(waiting, name, f"session {session!r} does not wait for {name!r}")
+def answer(backend: Backend, number: int, session: str, to: str | Pending, value: Any) -> None:
+    """Write the answer to a question. Raises AlreadyDecided if it has one."""
     journals.encoded(value, "answer")
-    journal.note(ended(call.number, "done", now_us(), result=value))
-
-
-NOTHING: Any = object()
-"""Where None may be meant."""
+    journal, asked = Journal(backend, number, None), None
+    while True:
+        with open_reader(backend) as reader:
+            if reader.head(number) is None:
+                raise SessionNotFound(f"session {session!r} was deleted")
+            journal.catch_up(reader)
+        if asked is None:  # only once: a later question of this name is a different one
+            otherwise = f"session {session!r} does not wait for {_key(to)!r}"
+            asked = _find(journal, "wait", to, otherwise)
+        _check_open(journal, asked)
+        with suppress(StaleHead):
+            journal.offer(ended(asked.number, "done", now_us(), result=value), None)
+            return
 
 
 class Verdict:
-    """What became of a call in doubt, in somebody's words."""
+    """A decision about a call in doubt. Raises InvalidRequest unless exactly one is given."""
 
     def __init__(self, result: Any, *, rerun: bool, skip: bool) -> None:
         said = [result is not NOTHING, rerun is True, skip is True]
@@ -116,40 +159,123 @@ class Verdict:
             raise InvalidRequest(
                 "say what became of the call", hint="one of result=…, rerun=True, skip=True"
             )
-        self.outcome: journals.Outcome = "done" if said[0] else "rerun" if said[1] else "skipped"
+        self.status: journals.CallStatus = "done" if said[0] else "rerun" if said[1] else "skipped"
         self.more = {"result": result} if said[0] else {}
 
 
-def resolve(backend: Backend, number: int, session: str, key: str, verdict: Verdict) -> None:
-    with backend.reader() as reader:
-        journal = Journal(backend, number, None)
-        journal.catch_up(reader)
-        open_ = [call for call in journal.calls.open() if call.kind != "wait"]
-        call = _find(open_, key, f"no call {key!r} of session {session!r} is in doubt")
-        _, head = lineage.read_head(reader, number)
-        active = leases.holder(reader, number, head)
+def resolve(
+    backend: Backend, number: int, session: str, of: str | Pending, verdict: Verdict
+) -> None:
+    """Write the decision about a call in doubt.
+
+    Raises AlreadyDecided if the call has ended, and SessionBusy while a live worker has its run.
+    """
+    journals.encoded(verdict.more.get("result"), "result")
+    journal, call = Journal(backend, number, None), None
+    while True:
+        with open_reader(backend) as reader:
+            journal.catch_up(reader)
+            if call is None:
+                otherwise = f"no call {_key(of)!r} of session {session!r} is in doubt"
+                call = _find(journal, "call", of, otherwise)
+            _check_open(journal, call)
+            lease = reader.lease(number)
+            _, head = lineage.read_head(reader, number)
+            active = leases.holder(reader, number, head)
         if active is not None and active[1].run == call.run:
             raise SessionBusy(
                 f"session {session!r} is run by process {active[1].owner.pid}, which may call "
-                f"{key!r} itself",
+                f"{_key(of)!r} itself",
                 hint="it asks when it comes to that, or run(takeover=True)",
             )
-    journal.note(ended(call.number, verdict.outcome, now_us(), **verdict.more))
+        with suppress(StaleHead):  # try again: the journal or the lease has changed
+            token = None if lease is None else lease.token
+            journal.offer(ended(call.number, verdict.status, now_us(), **verdict.more), token)
+            return
 
 
-def _shown(call: Call) -> str:
-    """What a call is known by outside: a run may wait for one thing once a turn."""
-    return call.name if call.kind == "wait" else call.key
+def key_of(call: Call) -> str:
+    """Return the key that pending() shows. Each question of a run has its own."""
+    if call.kind != "wait":
+        return call.key
+    turn = f"@{call.turn}" if call.turn else ""
+    return call.name + turn + call.key.removeprefix(WAIT + call.name)
 
 
-def _find(calls: list[Call], wanted: str, otherwise: str) -> Call:
-    """The newest of this key, idempotency key, or (if there is only one) name."""
-    for call in reversed(calls):
-        if wanted in (_shown(call), call.idempotency_key):
+def _key(wanted: str | Pending) -> str:
+    return wanted.key if isinstance(wanted, Pending) else wanted
+
+
+def _find(
+    journal: Journal, kind: Literal["wait", "call"], wanted: str | Pending, otherwise: str
+) -> Call:
+    """Return the call or question that `wanted` names.
+
+    A string is an idempotency key, or a key (the newest call of it counts), or a name that only one
+    open call has. Ended calls are found as well, if they belong to the newest run. A Pending names
+    the attempt that it was listed for, even if the call was begun again. Raises NotFound with the
+    message `otherwise`, or InvalidRequest if a name is ambiguous.
+    """
+    if isinstance(wanted, Pending):
+        for call in journal.calls.attempts():
+            found = call.idempotency_key, _time(call.started_us), call.kind == "wait"
+            if found == (wanted.idempotency_key, wanted.since, kind == "wait"):
+                return call
+        raise NotFound(otherwise)
+    calls = [c for c in _by_number(journal.calls) if (c.kind == "wait") == (kind == "wait")]
+    for call in calls:
+        if wanted == call.idempotency_key:
             return call
-    named = [call for call in calls if call.name == wanted]
-    if len(named) == 1:
-        return named[0]
-    known = [*dict.fromkeys(_shown(call) for call in calls)]
+    open_ = [call for call in calls if call.status == "started"]
+    recent = [call for call in calls if call.run == calls[-1].run]
+    keyed = [call for call in calls if key_of(call) == wanted][-1:]
+    if keyed and (keyed[0] in open_ or keyed[0] in recent):
+        return keyed[0]
+    named = [call for call in open_ if call.name == wanted]
+    named = [call for call in named if call.run == named[-1].run]
+    if len(named) > 1:
+        keys = ", ".join(map(key_of, named))
+        raise InvalidRequest(f"{wanted!r} names {len(named)} of them", hint=f"say which: {keys}")
+    named = named or [call for call in recent if call.name == wanted]
+    if named:
+        return named[-1]
+    known = [*dict.fromkeys(map(key_of, open_))]
     near = get_close_matches(str(wanted), known) or known
     raise NotFound(otherwise, hint=f"there is {', '.join(near[:5])}" if near else None)
+
+
+def _check_open(journal: Journal, call: Call) -> None:
+    """Raise AlreadyDecided if a call has ended, and Conflict if it was begun again."""
+    key = key_of(call)
+    if call.status == "started":
+        if journal.calls.all[call.id] is not call:
+            raise Conflict(f"{key!r} was begun again", hint="session.pending() lists it")
+        return
+    result = call.result
+    stands = {"skipped": "it is left out", "rerun": "it is to be made again", "failed": "it failed"}
+    said = stands.get(call.status, f"{_short(result)} stands")
+    what = "is answered already" if call.kind == "wait" else "is no longer in doubt"
+    raise AlreadyDecided(
+        f"{key!r} {what}: {said}", key=key, outcome=call.status, result=journals.fresh(result)
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def all_pending(reader: Reader) -> Iterator[tuple[str, list[Pending] | HoldfastError]]:
+    """Yield each session that ever had a run: with its open calls, or an error if unreadable."""
+    after = 0
+    while page := reader.leases(after, _PAGE):
+        for lease in page:
+            found = reader.session_by_number(lease.session)
+            if found is None or found.is_deleted:
+                continue
+            name = records.decode_name(found.name)
+            try:
+                yield name, of_session(reader, lease.session, name)
+            except UNREADABLE as e:
+                yield name, e
+        after = page[-1].session

@@ -17,7 +17,7 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.model import ToolCall, Usage
-from holdfast.testing.checks import equal, expect, raises
+from holdfast.testing.backend import equal, expect, raises
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StoreContract:
-    """What users see, over any backend."""
+    """The behaviour that users see, the same over every backend."""
 
     durable = True
 
@@ -119,6 +119,12 @@ class StoreContract:
                 lambda: session.patch(set={"n": 1, ("n", "x"): 2}),
                 lambda: session.patch(append={"messages": "text"}),
                 lambda: session.patch(set={("no", "such"): 1}),
+                lambda: session.patch(set={"no.such": 1}),
+                lambda: session.patch(set={"n": 1, "n.x": 2}),
+                lambda: session.patch(drop=["messages.0"]),
+                lambda: session.append("messages.0", 1),
+                lambda: session.append("", 1),
+                lambda: session.append("n[None]", 1),
                 lambda: store.session(""),
                 lambda: session.load("@x"),
             ]
@@ -152,6 +158,44 @@ class StoreContract:
             equal(list(session.load()), ["messages", "step", "inner"])
             other = store.session("t")
             equal(other.save(wanted).state_hash, last.state_hash)
+
+    def test_dots_lead_into_dicts(self, tmp_path: Path) -> None:
+        """As they do for blame(). A key with a dot in it is in brackets, or in a tuple."""
+        with self.open_store(tmp_path) as store:
+            session = store.session("s")
+            plan = {"budget": 1, "items": [1], "none": None}
+            state: dict[Any, Any] = {"plan": plan, "a.b": {"c": [1]}, "codes": {"007": 1, "3": [1]}}
+            session.save(state | {"numbers": {3: [1], "4": 1}})
+            session.patch(
+                set={"plan.budget": 2, "plan['x.y']": 3, "numbers.4": 2},
+                append={"['a.b'].c": [2], "plan.new": [1]},
+                drop=["codes.007", ("plan", "none")],
+            )
+            session.append("plan.items", 2)
+            session.append("codes.3", 2)
+            session.append("numbers[3]", 2)
+            last = session.append(("a.b", "c"), 3)
+            wanted: dict[Any, Any] = {
+                "plan": {"budget": 2, "items": [1, 2], "x.y": 3, "new": [1]},
+                "a.b": {"c": [1, 2, 3]},
+                "codes": {"3": [1, 2]},
+                "numbers": {3: [1, 2], "4": 2},
+            }
+            equal(session.load(), wanted)
+            equal(session.blame("['a.b'].c").id, last.id)
+            equal(session.blame("plan.budget").step, 2)
+            with raises(InvalidRequest, "['a.b']"):
+                session.append("a.b", 4)
+
+    def test_an_append_goes_to_the_same_list_when_it_is_quick(self, tmp_path: Path) -> None:
+        with self.open_store(tmp_path) as store:
+            for key in ("a.b", "a[0]", ""):
+                session = store.session(f"s {key}")
+                for n in range(20):
+                    session.append((key,), {"n": n, "text": "x" * 100})
+                with raises(InvalidRequest, ""):
+                    session.append(key, {"n": 20})
+                equal(len(session.load()[key]), 20)
 
     def test_conflicts(self, tmp_path: Path) -> None:
         with self.open_store(tmp_path) as store:
@@ -199,8 +243,16 @@ class StoreContract:
                 with raises(CheckpointNotFound):
                     session.get(missing)
             session.rewind(made[1])
-            with raises(CheckpointNotFound):
-                session.get("tag:t4")  # not among the ancestors of the head
+            for elsewhere in ("tag:t4", "label:l2", "l2"):  # not among the head's ancestors
+                at = made[4] if elsewhere == "tag:t4" else made[5]
+                with raises(CheckpointNotFound, f"is on another branch, at checkpoint {at.id}"):
+                    session.get(elsewhere)
+            fork = session.fork("fork", made[0])
+            with raises(CheckpointNotFound, "is on a branch of session 's', at checkpoint"):
+                fork.get("l2")
+            session.delete(made[5])
+            with raises(CheckpointNotFound, f"at checkpoint {made[2].id}"):
+                session.get("l2")
             equal(session.get(made[4].id).tags, ("t4",))
 
     def test_rewind_keeps_the_future(self, tmp_path: Path) -> None:

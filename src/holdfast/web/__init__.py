@@ -1,10 +1,9 @@
-"""The viewer: `holdfast serve`; `served(store)` in a thread of a program; or `app(store)`, to be
-mounted in an ASGI app of your own.
+"""The viewer: `holdfast serve` runs it, `served(store)` serves it in a thread of a program, and
+`app(store)` is an ASGI app to mount in another one.
 
-Needs the extra `web`: pip install 'holdfast[web]'.
+It needs the extra `web`: pip install 'holdfast[web]'.
 """
 
-from holdfast.web.application import LOOPBACK, app
-from holdfast.web.serving import served
+from holdfast.web.server import LOOPBACK, app, served
 
 __all__ = ["LOOPBACK", "app", "served"]

@@ -1,122 +1,141 @@
-"""Subgraphs: each has a session of its own, and follows where its thread stands.
+"""Find the checkpoint from which a subgraph continues after its thread was rewound or forked.
 
-A checkpoint of a subgraph says to which checkpoint of the thread it belongs. If somebody has taken
-the thread back, or has forked it, what belongs to later ones is not the subgraph's state any more;
-and of what belongs to the very checkpoint, whose step is still to be done, only what had led to a
-question, of the subgraph's or of the thread's.
+Each checkpoint of a subgraph belongs to the checkpoint of the root graph in whose step it was made
+(`parents` in its metadata). A rewind of the thread moves the head of the root graph only:
+
+    root graph      A ── B ── C ── D         rewound to B
+    subgraph          s1   s2   s3           s1 belongs to A, s2 to B, s3 to C
+
+The subgraph then continues from s1, because s2 and s3 are results of steps that were taken back.
+But if s2 was interrupted, the step of B waits for an answer again: it continues from s2.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.adapters.langgraph.naming import BROUGHT, id_of, own_of
-from holdfast.adapters.langgraph.pending import Noted
+from holdfast.adapters.langgraph.names import Links, id_of
+from holdfast.adapters.langgraph.writes import WriteLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from holdfast.adapters.langgraph.threads import Line
-    from holdfast.checkpoint import Checkpoint
+    from holdfast import Checkpoint
+    from holdfast.adapters.langgraph.thread import Namespace
 
-    Belongs = Callable[[Checkpoint], str | None]
-    """To which checkpoint of the thread one of a subgraph belongs."""
+    RootId = Callable[[Checkpoint], str | None]
+    """Returns the id of the root graph's checkpoint that one of a subgraph belongs to."""
 
-
-class Stand(NamedTuple):
-    """Where a subgraph stands: its checkpoint, and a child that it had when somebody went back."""
-
-    at: Checkpoint | None
-    after: str | None = None
+_ANY, _NONE = "any", "none"
+"""In place of an attempt: the results of every attempt count, or of none."""
 
 
-def is_lasting(ns: str) -> bool:
-    """Whether it is there for all of a thread's steps; else it is one task's."""
-    return ":" not in ns
+class Position(NamedTuple):
+    """The checkpoint that a graph continues from, and the attempt that its step is in."""
+
+    checkpoint: Checkpoint | None
+    attempt: str | None = None
 
 
-def stand(line: Line, thread: Line, base: str | None, belongs: Belongs) -> Stand:
-    """Of a subgraph now; `base` is the checkpoint that its thread goes on from, if it is known."""
-    latest = line.latest()
-    now = thread.latest() if latest is not None and thread.was_moved() else None
-    if latest is None or now is None:
-        return Stand(latest, line.gone_back(latest) if latest else None)
-    after = thread.gone_back(now)
-    if base is not None and base != now.key and (found := thread.find(base)) is not None:
-        now, after = found, None
-    mine = belongs(latest)
-    if after is None and mine == now.key:
-        return Stand(latest, line.gone_back(latest))
-    epochs = _epochs(thread, now, after)
-    if not is_lasting(line.where.ns) and mine not in epochs:
-        return Stand(latest, line.gone_back(latest))
-    waited = Noted(thread).waited(now) if after is not None else 0
-    at = _newest(line.whole(), Noted(line), thread, epochs, waited, belongs)
-    if at is None or at.id == latest.id:
-        return Stand(at, line.gone_back(at) if at else None)
-    return Stand(at, line.gone_back(at, to_it=True))
+def position(namespace: Namespace, root_id: RootId, root: str | None = None) -> Position:
+    """Return where a graph continues. `root` is the checkpoint of the root graph that it runs for.
 
-
-def forked(
-    line: Line, thread: Line, point: Checkpoint, until: int, waited: int, belongs: Belongs
-) -> Checkpoint | None:
-    """Where it was when its thread was at a checkpoint whose step is still to be done in a fork.
-
-    `until` is when that was forked, `waited` when it has put the question that it waits with.
+    LangGraph passes that in the config of a subgraph. It differs from the latest one when an older
+    checkpoint of the root graph is run again.
     """
-    noted = Noted(line, until)
-    there = [
-        c for c in line.whole()
-        if c._record.created_us <= until or own_of(c).get(BROUGHT)  # of which it is a copy
+    latest = checkpoint = namespace.latest()
+    if latest is not None and namespace is not namespace.root:
+        timeline = _timeline(namespace, latest, root_id, root)
+        if timeline is not None:
+            checkpoint = timeline.newest(namespace.all(), WriteLog(namespace), root_id)
+    if checkpoint is None:
+        return Position(None)
+    return Position(checkpoint, namespace.attempt(checkpoint, rewound=checkpoint != latest))
+
+
+def _timeline(
+    namespace: Namespace, latest: Checkpoint, root_id: RootId, run_for: str | None
+) -> Timeline | None:
+    """Return the timeline of the root graph; None if the subgraph continues from its latest."""
+    root = namespace.root
+    now = root.latest() if root.was_rewound() else None
+    if now is None:
+        return None
+    attempt = root.attempt(now)
+    if run_for not in (None, now.key) and (other := root.find(run_for)) is not None:
+        now, attempt = other, None
+    if attempt is None and root_id(latest) == now.key:
+        return None
+    timeline = Timeline(root, now, attempt or _ANY, WriteLog(root).interrupted_at(now))
+    is_of_one_task = ":" in namespace.address.ns
+    return None if is_of_one_task and root_id(latest) not in timeline.attempts else timeline
+
+
+def position_in_fork(
+    namespace: Namespace,
+    fork_point: Checkpoint,
+    forked_at: float,
+    interrupted_at: int,
+    root_id: RootId,
+) -> Checkpoint | None:
+    """Return the checkpoint that a subgraph of a fork begins with; None for none.
+
+    `namespace` is the subgraph in the thread that was forked, and `interrupted_at` is when the step
+    of the fork point was interrupted. That step is still to be done in the fork.
+    """
+    log = WriteLog(namespace, until=forked_at)
+    known = [c for c in namespace.all() if c.created_us <= forked_at or Links.of(c).copied]
+    interrupted = [
+        c for c in known if root_id(c) == fork_point.key and log.was_interrupted(c)
     ]  # fmt: skip
-    asking = [c for c in there if belongs(c) == point.key and noted.asks(c)]
-    if asking:
-        return asking[-1]
-    epochs = _epochs(thread, point, _NEVER) if there else {}
-    return _newest(there, noted, thread, epochs, waited, belongs)
+    if interrupted or not known:
+        return interrupted[-1] if interrupted else None
+    timeline = Timeline(namespace.root, fork_point, _NONE, interrupted_at)
+    return timeline.newest(known, log, root_id)
 
 
-_ANY, _NEVER = "any", "never"
+class Timeline:
+    """The path of the root graph to its present checkpoint, and which attempts led along it.
 
+        A ── B ── C1              rewound to B, and run again: C2 is the result of the second
+             └─── C2 ── D         attempt, whose name is "C1"
 
-def _epochs(thread: Line, at: Checkpoint, after: str | None) -> dict[str, str | None]:
-    """A checkpoint of a thread and those before it, and of each when its step was done.
-
-    That is told by the child which it had when somebody went back to it, if somebody did.
+    At D, `attempts` is {"D": any, "C2": None, "B": "C1", "A": None}.
     """
-    epochs: dict[str, str | None] = {id_of(at): after or _ANY}
-    child = at
-    for checkpoint in thread.session.history(at.id):
-        if checkpoint.key:
-            epochs.setdefault(checkpoint.key, own_of(child).get("after"))
-            child = checkpoint
-    return epochs
 
+    def __init__(self, root: Namespace, now: Checkpoint, attempt: str, interrupted_at: int) -> None:
+        self._find = root.finder()
+        self._now, self._interrupted_at = id_of(now), interrupted_at
+        self.attempts: dict[str, str | None] = {self._now: attempt}
+        child = now
+        for checkpoint in root.session.history(now.id):
+            if checkpoint.key:
+                self.attempts.setdefault(checkpoint.key, Links.of(child).attempt)
+                child = checkpoint
 
-def _newest(
-    checkpoints: list[Checkpoint],
-    noted: Noted,
-    thread: Line,
-    epochs: dict[str, str | None],
-    waited: int,
-    belongs: Belongs,
-) -> Checkpoint | None:
-    """What belongs to what is not in the thread (yet, or any more) counts.
-
-    So does what the step that is done again, the first of `epochs`, did before its question.
-    """
-    find, answered, here = thread.finder(), set[str](), next(iter(epochs), None)
-    found: list[Checkpoint] = []
-    for checkpoint in checkpoints:
-        above, epoch = belongs(checkpoint) or "", own_of(checkpoint).get("thread")
-        if above not in epochs:
-            if not above or find(above) is None:
+    def newest(
+        self, checkpoints: Iterable[Checkpoint], log: WriteLog, root_id: RootId
+    ) -> Checkpoint | None:
+        """Return the newest of a subgraph's checkpoints that fits the timeline."""
+        found: list[Checkpoint] = []
+        interrupted = set[str]()
+        for checkpoint in checkpoints:
+            root = root_id(checkpoint) or ""
+            if self._fits(checkpoint, root):
                 found.append(checkpoint)
-        elif epochs[above] in (_ANY, epoch) or (
-            above == here and checkpoint._record.created_us <= waited
-        ):
-            found.append(checkpoint)
-        elif epoch is None and above not in answered and noted.asks(checkpoint):
-            answered.add(above)
-            found.append(checkpoint)
-    return max(found, key=id_of, default=None)
+            elif (
+                root in self.attempts
+                and root not in interrupted
+                and Links.of(checkpoint).root_attempt is None
+                and log.was_interrupted(checkpoint)
+            ):
+                interrupted.add(root)  # the step waits there again
+                found.append(checkpoint)
+        return max(found, key=id_of, default=None)
+
+    def _fits(self, checkpoint: Checkpoint, root: str) -> bool:
+        if root not in self.attempts:  # a checkpoint of another branch, or one that is not there
+            return not root or self._find(root) is None
+        if self.attempts[root] in (_ANY, Links.of(checkpoint).root_attempt):
+            return True
+        return root == self._now and checkpoint.created_us <= self._interrupted_at

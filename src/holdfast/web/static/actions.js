@@ -1,4 +1,4 @@
-// Everything that changes something. Each says what will happen, and how to do the same in a terminal.
+// Dialogs for everything that changes the store. Each says what will happen, and shows the command that does the same.
 
 import { api } from "./api.js";
 import { el, put } from "./dom.js";
@@ -115,7 +115,7 @@ function mark(checkpoint, desk, kind, says, value) {
   });
 }
 
-/** What undo or redo would do is asked for first, and said. */
+/** Ask the server for the effect of undo or redo, and show it first. */
 export async function stepBack(session, desk, kind = "undo") {
   const undo = kind === "undo";
   let step;
@@ -143,11 +143,22 @@ export async function stepBack(session, desk, kind = "undo") {
   });
 }
 
-async function undoNow(session, desk) {
+async function undoNow(session, desk, kind = "undo") {
   try {
-    const done = await api.post("undo", { session });
+    const done = await api.post(kind, { session });
     notice(`${session}: ${done.summary}`);
     desk.done(session);
+  } catch (error) {
+    failed(error);
+  }
+}
+
+/** A session that was deleted comes back by undo, one whose fork was undone by redo. */
+export async function bringBack(session, desk) {
+  try {
+    const { undo } = await api.get("undoable", { session });
+    await undoNow(session, desk, undo.kind === "delete" ? "undo" : "redo");
+    go({ session, id: null, other: null });
   } catch (error) {
     failed(error);
   }
@@ -182,10 +193,10 @@ export function answerAsked(pending, desk) {
     title: "Answer",
     says: [`The run of ${pending.session} waits for ${pending.name}. It gets this answer when it goes on.`, "This is final."],
     fields: [field("Answer, as JSON", answer)],
-    command: () => typed("answer", pending.session, pending.name, answer.value),
+    command: () => typed("answer", pending.session, pending.key, answer.value),
     verb: "Answer",
     send: async () => {
-      await api.post("answer", { session: pending.session, name: pending.name }, { answer: checkedJson(answer.value) });
+      await api.post("answer", { session: pending.session, name: pending.key }, { answer: checkedJson(answer.value) });
       notice(`${pending.name} is answered. The run can be resumed.`);
       desk.done(pending.session);
     },
@@ -201,7 +212,7 @@ function checkedJson(text) {
   return text;
 }
 
-/** What is done to a checkpoint, as buttons. */
+/** Buttons for the actions on a checkpoint. */
 export function actionButtons(checkpoint, desk) {
   if (desk.readOnly || checkpoint.damaged) return [];
   const isHead = checkpoint.id === desk.rows?.head;

@@ -1,6 +1,6 @@
 // All data comes through here, so that a page without a server can bring its own.
 
-/** What the server refused, in its words. */
+/** An error of the server, in its words. */
 export class Refused extends Error {
   constructor(told, status) {
     super(told.message);

@@ -1,4 +1,4 @@
-// What changed: messages as messages, edited text word by word, everything else by its path.
+// The changes of a checkpoint: messages as messages, edited text word by word, other values by their path.
 
 import { api } from "./api.js";
 import { showBlame } from "./blame.js";
@@ -57,7 +57,7 @@ function tally(entries) {
   return counts.filter(([, count]) => count).map(([kind, count]) => el("span", { class: `count ${kind}` }, `${SIGNS[kind]}${count}`));
 }
 
-/** What was edited in one message belongs together. */
+/** Group the edits of one message. */
 function byMessage(entries) {
   const groups = [];
   for (const entry of entries) {

@@ -1,4 +1,4 @@
-// Two checkpoints side by side: where they parted, what each has cost since, and what differs.
+// Two checkpoints side by side: their common ancestor, the cost of each since then, and the differences.
 
 import { api } from "./api.js";
 import { changeList } from "./changes.js";
@@ -21,10 +21,10 @@ export class Compare {
   }
 
   swap() {
-    if (this.shown) go({ session: this.shown.b.session, id: this.shown.a.id, other: this.shown.b.id });
+    if (this.shown) go({ session: this.shown.a.session, id: this.shown.a.id, other: this.shown.b.id });
   }
 
-  /** `a` is what was marked, `b` what is selected. */
+  /** `a` is the marked checkpoint, `b` the selected one. */
   async show(a, b) {
     const asked = `${a} ${b}`;
     this.node.hidden = false;

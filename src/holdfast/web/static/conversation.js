@@ -25,9 +25,9 @@ export function readMessage(value) {
   return { role: read.role, blocks, name: typeof inner.name === "string" ? inner.name : null };
 }
 
-/** What is within the envelopes that some frameworks put messages into, and the path to it. */
+/** The message inside an envelope that some frameworks use, and the path to it. */
 function unwrapped(value) {
-  // LangGraph: the code of a type, and what an object of it is made of: module, name, fields, method.
+  // LangGraph: the code of a type, and the parts of its object: module, name, fields, method.
   if ("$$ext" in value && Array.isArray(value.of) && isObject(value.of[2])) return [value.of[2], ["of", 2]];
   // pydantic-ai's conversations and Claude's transcripts: an entry with an id, and the message in it.
   const { message } = value;
@@ -46,7 +46,7 @@ function readPlain(value) {
   return null;
 }
 
-/** Where in a conversation a path leads: which list, which message, and what of it; or null. */
+/** The list, the message and the part of it that a path leads to; null outside a conversation. */
 export function messagePlace(path) {
   const n = path.findIndex((step, i) => i > 0 && Number.isInteger(step) && CONVERSATIONS.has(path[i - 1]));
   return n < 0 ? null : { list: path.slice(0, n), index: path[n], rest: path.slice(n + 1) };
@@ -63,7 +63,7 @@ function chatBlocks(value) {
   const blocks = contentBlocks(value.content, ["content"]);
   if (typeof value.reasoning_content === "string") blocks.unshift({ kind: "thinking", text: value.reasoning_content, path: ["reasoning_content"] });
   if (typeof value.refusal === "string") blocks.push({ kind: "text", text: value.refusal, path: ["refusal"] });
-  // LangChain tells of a call of Anthropic's twice: in the content, and here.
+  // LangChain lists a call of Anthropic's twice: in the content, and here.
   const said = new Set(blocks.filter((block) => block.kind === "call").map((block) => block.id));
   for (const [n, call] of (Array.isArray(value.tool_calls) ? value.tool_calls : []).entries()) {
     const block = chatCall(call, ["tool_calls", n]);
@@ -105,7 +105,7 @@ function partBlock(part, path) {
   }
 }
 
-/** Parts of Strands' messages, which are Bedrock's: each has one key that says what it is. */
+/** Parts of messages of Strands and Bedrock. The only key of a part is its kind. */
 function bedrockBlock(part, path) {
   const { toolUse, toolResult, reasoningContent, image } = part;
   if (typeof part.text === "string" || folded(part.text)) return { kind: "text", text: part.text, path: [...path, "text"] };
@@ -116,7 +116,7 @@ function bedrockBlock(part, path) {
   return "json" in part ? { kind: "other", value: part.json, path: [...path, "json"] } : { kind: "other", value: part, path };
 }
 
-/** A request or response of pydantic-ai: who speaks is told by its parts. */
+/** A request or response of pydantic-ai. Its parts have the roles. */
 function pydanticMessage(value) {
   const kinds = new Set(value.parts.map((part) => part?.part_kind));
   const asked = kinds.has("user-prompt") ? "user" : kinds.has("system-prompt") ? "system" : "tool";

@@ -1,12 +1,12 @@
-// The session that is open: its rows, the selection, and what keeps both up to date.
+// The open session: its rows, the selection, and their updates.
 
 import { api } from "./api.js";
 import { Compare } from "./compare.js";
 import { Detail } from "./detail.js";
 import { el, put } from "./dom.js";
 import { icon } from "./icons.js";
-import { stepBack } from "./actions.js";
-import { failed, say } from "./notices.js";
+import { bringBack, stepBack } from "./actions.js";
+import { failed, notice, say } from "./notices.js";
 import { Rows } from "./rows.js";
 import { errorNode } from "./shown.js";
 import { emptyTimeline, Timeline } from "./timeline.js";
@@ -45,9 +45,9 @@ export class Desk {
   }
 
   async open() {
-    this.marked = view.other;
     if (view.session === null) return this.openById();
     const rows = (this.rows = new Rows(view.session));
+    if (view.other) this.marked = view.other;
     this.heading();
     put(this.stage, el("p", { class: "quiet pad", role: "status" }, "Loading…"));
     this.detail.show(view.id, this);
@@ -57,6 +57,8 @@ export class Desk {
       put(this.stage, rows.list.length ? this.timeline.node : emptyTimeline("No checkpoints", "Everything in this session was deleted or pruned."));
       this.select({ reveal: true });
       await this.reach();
+      await rows.scale();
+      if (this.rows === rows) this.select();
     } catch (error) {
       if (this.rows === rows) put(this.stage, el("div", { class: "pad" }, errorNode(error)));
     }
@@ -163,7 +165,7 @@ export class Desk {
     } else if (checkpoint?.parent_session === here) this.refresh({ all: true });
   }
 
-  /** Ask for what is new, once at a time and with a breath between; never forgetting that it was asked. */
+  /** Ask for new rows, one request at a time, with a pause between. A call during a request is not lost. */
   async refresh({ all = false } = {}) {
     this.wanted = { all: all || Boolean(this.wanted?.all) };
     if (this.refreshing) return;
@@ -176,14 +178,21 @@ export class Desk {
         await rows.refresh(wanted);
         if (this.rows === rows) this.landed(before);
       } catch (error) {
-        if (this.rows === rows) failed(error);
+        if (this.rows === rows) this.missing(rows, error);
       }
       await new Promise((resume) => setTimeout(resume, BREATH));
     }
     this.refreshing = false;
   }
 
-  /** The rows are new. Whoever looked at the head looks at the new one. */
+  /** Leave a session that was there: it was deleted, or its fork was undone. */
+  missing({ session, count }, error) {
+    if (error.kind !== "SessionNotFound" || !count) return failed(error);
+    go({ session: null, id: null, other: null }, { replace: true });
+    notice(`${session} is no longer there.`, { action: this.readOnly ? null : ["Bring it back", () => bringBack(session, this)] });
+  }
+
+  /** Take new rows. If the head was selected, select the new head. */
   landed(before) {
     const { rows } = this;
     if (rows.list.length && !this.timeline.node.isConnected) put(this.stage, this.timeline.node);

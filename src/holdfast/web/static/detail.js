@@ -1,4 +1,4 @@
-// The pane at the right: what a checkpoint is, in tabs.
+// The pane at the right: the details of a checkpoint, in tabs.
 
 import { actionButtons } from "./actions.js";
 import { api } from "./api.js";
@@ -49,7 +49,7 @@ export class Detail {
     go({ tab: names.at((names.indexOf(currentTab()) + by) % names.length) }, { replace: true });
   }
 
-  /** Show a checkpoint. What is shown already is asked for again only if its session changed. */
+  /** Show a checkpoint. If it is shown already, load it again only if its session changed. */
   show(id, desk, { stale = false } = {}) {
     this.desk = desk;
     const tab = currentTab();
@@ -122,7 +122,7 @@ function headFacts(of) {
       el("span", {}, spent(of.usage)), el("span", { title: "Written for it, of the whole state" }, `+${bytes(of.added)} of ${bytes(of.size)}`)),
     of.reason && el("p", { class: "reason" }, valueNode(of.reason)),
     of.hint && el("p", { class: "quiet" }, "For whoever resumes: ", typeof of.hint === "string" ? of.hint : valueNode(of.hint)),
-    of.pending.length > 0 && el("p", { class: "waiting status" }, icon("pending"), `waits for ${of.pending.map((call) => call.name).join(", ")}`),
+    of.pending.length > 0 && el("p", { class: "waiting status" }, icon("pending"), `no result yet: ${of.pending.map((call) => call.name).join(", ")}`),
     (of.tags.length > 0 || of.forks?.length > 0) && el("p", { class: "chips" }, of.tags.map((tag) => el("span", { class: "tag" }, tag)), (of.forks ?? []).map((name) => sessionChip(name, null, "Open the fork"))),
   ];
 }

@@ -18,7 +18,7 @@ export function svg(tag, attributes, ...children) {
   return furnish(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
-/** Replace what is in a node. */
+/** Replace the content of a node. */
 export function put(node, ...children) {
   node.replaceChildren(...flat(children));
   return node;

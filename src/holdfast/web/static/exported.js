@@ -1,4 +1,4 @@
-// A page without a server: what it would ask for is answered from the data that came with it.
+// A page without a server: its requests are answered from the data in the page.
 
 import { Refused, api } from "./api.js";
 import { CONVERSATION_PLACES } from "./conversation.js";
@@ -17,13 +17,18 @@ class Exported {
     this.unpacked = new Map();
   }
 
-  /** A whole state, made of what the pool holds. */
-  state(id) {
+  /** Refuses a checkpoint whose state is not here. */
+  check(id) {
     this.checkpoint({ id });
     if (!(id in this.data.states)) {
       const problem = this.data.problems[id] ?? "this state was not exported";
       throw new Refused({ error: "Corrupt", message: problem, hint: null }, 500);
     }
+  }
+
+  /** A whole state, built from the pool. */
+  state(id) {
+    this.check(id);
     if (!this.unpacked.has(id)) {
       if (this.unpacked.size > 8) this.unpacked.clear();
       this.unpacked.set(id, this.unpack(this.data.states[id]));
@@ -34,9 +39,22 @@ class Exported {
   unpack(packed) {
     if (Array.isArray(packed)) return packed.map((each) => this.unpack(each));
     if (!isObject(packed)) return packed;
-    if ("$at" in packed) return this.data.pool[packed.$at];
-    if ("$items" in packed) return packed.$items.flatMap(([low, high]) => this.data.pool.slice(low, high));
+    if ("$at" in packed) return this.unpack(this.data.pool[packed.$at]);
+    if ("$items" in packed) return this.itemsOf("$items", packed.$items).map((item) => this.item(item));
+    if ("$entries" in packed) return Object.fromEntries(this.itemsOf("$entries", packed.$entries).map(([key, item]) => [key, this.item(item)]));
     return Object.fromEntries(Object.entries(packed).map(([key, each]) => [key, this.unpack(each)]));
+  }
+
+  /** The items in some extents of streams. */
+  itemsOf(kind, extents) {
+    return extents.flatMap(([stream, first, count]) => {
+      const [start, items] = this.data[kind][stream].findLast(([start]) => start <= first);
+      return items.slice(first - start, first - start + count);
+    });
+  }
+
+  item(item) {
+    return isObject(item) && "$packed" in item ? this.unpack(item.$packed) : item;
   }
 
   valueAt(id, path) {
@@ -60,7 +78,7 @@ class Exported {
     for (let row = this.known.get(id); row; row = this.known.get((row.damaged ? this.bridges[row.id] : row)?.ancestor)) if (!row.damaged) yield row;
   }
 
-  // -- what is asked for -----------------------------------------------------------------------
+  // -- requests --------------------------------------------------------------------------------
 
   about() {
     return this.data.about;
@@ -72,7 +90,9 @@ class Exported {
       return (!agent || session.agent === agent) && (!status || head.status === status) && (!label || head.label === label)
         && (!tag || head.tags?.includes(tag)) && (!text || `${session.name} ${session.agent ?? ""}`.toLowerCase().includes(text.toLowerCase()));
     };
-    return { items: this.data.sessions.filter(wanted), next: null, left: {} };
+    const active = (session) => session.head?.created_at ?? "";
+    const items = this.data.sessions.filter(wanted).sort((a, b) => (active(a) < active(b) ? 1 : -1));
+    return { items, next: null, left: {} };
   }
 
   totals({ session }) {
@@ -116,7 +136,7 @@ class Exported {
   }
 
   changes({ id }) {
-    this.state(id);
+    this.check(id);
     return this.data.changes[id];
   }
 
@@ -178,10 +198,14 @@ class Exported {
   }
 
   integrity({ id }) {
-    const chain = [...this.ancestors(id)].filter((row) => row.id !== id).slice(0, 12);
+    const chain = [];
+    for (const row of this.ancestors(id)) {
+      if (row.id !== id) chain.push(row);
+      if (chain.length === 12) break;
+    }
     const bridge = this.bridges[id];
     return {
-      checkpoint: this.checkpoint({ id }), known: bridge ? { ...bridge, label: null, tags: [], child: null } : null, problem: this.known.get(id).damaged ?? this.data.problems[id] ?? null,
+      as_of: "export", checkpoint: this.checkpoint({ id }), known: bridge ? { ...bridge, label: null, tags: [], child: null } : null, problem: this.known.get(id).damaged ?? this.data.problems[id] ?? null,
       chain: chain.map(({ id, damaged, step, hash, session }) => ({ id, damaged, step, hash, session })),
     };
   }

@@ -1,4 +1,4 @@
-// Rendered values, looked into: what the server does with states, for a page without one.
+// Parts of rendered values: the work of the server, for a page without one.
 
 import { isObject, ownKey, tagged, typeName } from "./values.js";
 
@@ -29,7 +29,7 @@ export function excerptOf(value, text) {
   return null;
 }
 
-/** What is at a key or position of a rendered value; undefined if nothing is. */
+/** The value at a key or position of a rendered value; undefined if there is none. */
 export function childAt(value, step) {
   if (Array.isArray(value)) return Number.isInteger(step) ? value.at(step) : undefined;
   const tag = tagged(value);
@@ -52,7 +52,7 @@ export function sketchOf(value) {
   return { kind, size, length: typeof value === "string" ? value.length : null, value };
 }
 
-/** As the library tells them: what is equal at both ends of two lists is left out. */
+/** Differences as the library lists them: equal items at both ends of two lists are left out. */
 export function differencesOf(a, b) {
   return [...differences(a, b, [])];
 }

@@ -1,4 +1,4 @@
-// Whether a checkpoint is what was saved: hashes, the chain that leads to it, and what was done to its session.
+// The integrity of a checkpoint: its hashes, the chain that leads to it, and the operations of its session.
 
 import { api } from "./api.js";
 import { el } from "./dom.js";
@@ -16,7 +16,7 @@ export async function showIntegrity(checkpoint, signal) {
   const of = told.checkpoint;
   return el("div", { class: "integrity" },
     told.problem === null
-      ? el("div", { class: "banner good" }, icon("completed"), el("p", {}, "It loads, and every byte of it matches its hash."))
+      ? el("div", { class: "banner good" }, icon("completed"), el("p", {}, told.as_of === "export" ? "As of the export, it loaded and every byte of it matched its hash. This page cannot check what was changed since." : "It loads, and every byte of it matches its hash."))
       : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("check")), " tells what else is damaged.")),
     of.damaged ? knownFacts(of, told.known) : recordFacts(of),
     told.chain.length > 0 && el("section", { class: "group" }, el("h3", {}, "Chain"), el("p", { class: "quiet" }, "Each hash covers the one before, so that nothing in the past can change unseen."), el("ol", { class: "chain" }, told.chain.map(chainLink))),
@@ -24,7 +24,7 @@ export async function showIntegrity(checkpoint, signal) {
       ops.items.length ? el("ol", { class: "ops" }, ops.items.map(operationRow)) : el("p", { class: "quiet" }, "Nothing was done to this session apart from saving.")));
 }
 
-/** What its neighbours, and what was noted on it, tell of a checkpoint that cannot be read. */
+/** Facts about an unreadable checkpoint, from its neighbours and its marks. */
 function knownFacts(of, known) {
   const link = (name, id) => id && [el("dt", {}, name), el("dd", {}, el("a", { href: addressOf({ session: of.session, id, other: null, pane: "detail" }) }, shortId(id)))];
   return el("dl", { class: "facts" }, fact("Id", of.id), fact("Number in the session", grouped(of.seq)),

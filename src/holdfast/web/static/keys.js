@@ -27,7 +27,8 @@ export function listenToKeys(does) {
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     const at = event.target;
-    if (at.closest?.("input, textarea, select")) {
+    // A field of a dialog that was just closed has the focus until the browser draws again.
+    if (at.closest?.("input, textarea, select") && !at.closest("dialog")) {
       if (event.key === "Escape") at.blur();
       return;
     }

@@ -1,4 +1,4 @@
-// The lanes of a tree, the newest row first: who goes on from whom, in one column per branch.
+// The lanes of a tree, the newest row first: one column per branch, with lines from child to parent.
 
 import { svg } from "./dom.js";
 

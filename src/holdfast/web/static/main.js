@@ -82,7 +82,7 @@ function keyboard(desk, sessions) {
   });
 }
 
-/** What lands is shown; and after a silence, everything that may have landed meanwhile. */
+/** Show each new event. After a gap in the connection, load everything that may be new. */
 function listening(desk, sessions, link) {
   let soon = null;
   const later = () => {

@@ -1,4 +1,4 @@
-// A conversation that can be read: who said what, and each tool call with what came of it.
+// A readable conversation: roles and texts, and each tool call with its result.
 
 import { api } from "./api.js";
 import { readMessage } from "./conversation.js";
@@ -64,7 +64,7 @@ export function messageCard({ value, at, index, message = readMessage(value) }, 
     message && !blocks.length && (others(value).length ? valueNode(Object.fromEntries(others(value)), at) : el("p", { class: "quiet" }, "empty")));
 }
 
-/** What a message of a shape that is not known has to say. */
+/** The content of a message whose format is unknown. */
 function others(value) {
   return Object.entries(value).filter(([key, each]) => !["role", "type", "content", "id"].includes(key) && each !== null);
 }

@@ -1,4 +1,4 @@
-// What has happened, said once at the edge of the page and to screen readers.
+// Notices of events, at the edge of the page and for screen readers.
 
 import { el, put } from "./dom.js";
 

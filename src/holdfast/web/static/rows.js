@@ -19,13 +19,25 @@ export class Rows {
     this.bridges = new Map();
     this.ranges = [];
     this.loading = null;
+    this.whole = { tokens: 0, cost: 0 };
     this.arrange();
   }
 
-  /** What is new at the top, or with `all` everything that was asked for so far, once more. */
+  /** Bars are drawn to the scale of the whole session, also of rows that were not asked for yet. */
+  async scale() {
+    if (this.complete) return;
+    try {
+      this.whole = (await api.get("totals", { session: this.session })).most;
+    } catch {
+      return; // damaged: what is loaded is all that is known
+    }
+    this.arrange();
+  }
+
+  /** Load new rows at the top, or with `all` every row again that was loaded so far. */
   async refresh({ all = false } = {}) {
     const known = this.list[0]?.seq ?? Infinity, lowest = this.list.at(-1)?.seq ?? Infinity;
-    // What lies deep down is asked for again when somebody looks there.
+    // Rows far below are loaded when they come into view.
     const reach = all ? Math.max(lowest, known - AGAIN) : known;
     const fresh = [];
     let page, before = null;
@@ -67,7 +79,7 @@ export class Rows {
     return this.list.at(-1)?.seq ?? Infinity;
   }
 
-  /** What is missing at a line of the page. */
+  /** Load the missing rows at a line of the page. */
   async fillAt(n) {
     let above = n;
     while (above > 0 && !this.lines[above]) above -= 1;
@@ -114,12 +126,12 @@ export class Rows {
     this.take(this.list.concat(page.items), page);
   }
 
-  /** What lies around damaged checkpoints tells where they were. */
+  /** Take the facts from the neighbours of damaged checkpoints, which place them in the tree. */
   bridge(page) {
     for (const [id, known] of Object.entries(page.bridges)) this.bridges.set(id, known);
   }
 
-  /** Who came before a checkpoint; null if nobody did, or nothing tells. */
+  /** The ancestor of a checkpoint; null if it has none, or if it is unknown. */
   ancestorOf(row) {
     return (row.damaged ? this.bridges.get(row.id) : row)?.ancestor ?? null;
   }
@@ -135,7 +147,7 @@ export class Rows {
     this.arrange();
   }
 
-  /** The lines that are drawn: checkpoints, what was pruned between them, and where a fork comes from. */
+  /** Make the lines to draw: checkpoints, gaps of pruned checkpoints, and origins of forks. */
   arrange() {
     this.byId = new Map(this.list.map((row) => [row.id, row]));
     this.path = this.ancestry(this.head);
@@ -143,7 +155,7 @@ export class Rows {
     this.lineOf = new Map();
     this.tips = [];
     this.width = 1;
-    this.most = { tokens: 0, cost: 0 };
+    this.most = { ...this.whole };
     const lanes = new Lanes();
     let range = 0;
     this.left = 0;
@@ -185,7 +197,7 @@ export class Rows {
     return found;
   }
 
-  /** Where a line goes on whose next rows were left out. */
+  /** The point where a line continues whose next rows were left out. */
   beyond(seq) {
     const n = this.ranges.findIndex(([high, low]) => seq <= high && seq >= low);
     const next = this.ranges[n + 1];
@@ -219,7 +231,7 @@ export class Rows {
     return this.tips.at((here + by) % this.tips.length) ?? null;
   }
 
-  /** How many steps lie between the head and one of its ancestors; null for what is none. */
+  /** The number of steps between the head and one of its ancestors; null for other checkpoints. */
   stepsBack(id) {
     if (!this.path.has(id) || !this.byId.has(this.head)) return null;
     return this.stepOf(this.byId.get(this.head)) - this.stepOf(this.byId.get(id));

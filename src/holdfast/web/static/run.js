@@ -1,4 +1,4 @@
-// The journal of a session's run: calls with their times, what is in doubt, and what is waited for.
+// The journal of a session's run: calls with their times, calls in doubt, and open questions.
 
 import { answerAsked, resolveCall } from "./actions.js";
 import { api } from "./api.js";
@@ -20,8 +20,17 @@ export async function showRun(checkpoint, signal, rows, desk) {
 }
 
 function standing(run) {
-  const how = run.halted ? "The run was left on purpose, and can go on." : `The run died: process ${run.pid} on ${run.host} is gone.`;
-  return el("div", { class: run.halted ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
+  const how = {
+    died: `The run died: process ${run.pid} on ${run.host} is gone.`,
+    failed: "The run failed.",
+    "in doubt": "The run has stopped at a call that is in doubt.",
+    waiting: "The run waits for an answer.",
+    halted: "The run was halted.",
+  }[run.state];
+  const calm = run.state === "halted" || run.state === "waiting";
+  const tells = run.reason && (run.state === "failed" || run.state === "halted");
+  return el("div", { class: calm ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
+    tells && el("p", { class: "reason" }, valueNode(run.reason)),
     el("p", { class: "quiet" }, "Go on with ", el("code", {}, commandLine("resume", run.session)), " or session.run() in your program."));
 }
 

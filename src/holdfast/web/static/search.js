@@ -1,4 +1,4 @@
-// The search: checkpoints by what is noted on them, and by what is in their states.
+// The search: checkpoints by label, tags, metadata and text in their states.
 
 import { api } from "./api.js";
 import { el, put } from "./dom.js";
@@ -48,7 +48,7 @@ function hitRow(row, { excerpt, count }, text) {
     el("span", { class: "quiet" }, row.damaged ? row.damaged : `${row.session} · step ${row.step} · ${shortId(row.id)}`), since));
 }
 
-/** The text with what was looked for marked in it. */
+/** The text, with the searched text marked in it. */
 function highlighted(excerpt, text) {
   const at = excerpt.toLowerCase().indexOf(text.toLowerCase());
   if (at < 0) return excerpt;

@@ -29,6 +29,7 @@ export class Sessions {
     this.input = el("input", {
       type: "search", placeholder: "Search  /", "aria-label": "Search sessions, labels, tags, metadata (key=value) and messages",
       value: view.text ?? "", oninput: () => this.typed({ text: this.input.value || null }),
+      onkeydown: (event) => event.key === "Escape" && this.typed({ text: (this.input.value = "") || null }),
     });
     const statusNames = statuses.map((status) => el("option", { value: status, selected: view.status === status }, statusWord(status)));
     this.status = el("select", { "aria-label": "Status", onchange: () => go({ status: this.status.value || null }) }, el("option", { value: "" }, "status"), statusNames);
@@ -88,7 +89,9 @@ export class Sessions {
     try {
       const page = await api.get("sessions", { ...this.query(), after: this.next, limit: PAGE });
       if (asked !== this.asked) return;
-      [this.items, this.next, this.left] = [this.items.concat(page.items), page.next, { ...this.left, ...page.left }];
+      const known = new Set(this.items.map((item) => item.name)); // one that was active since came up
+      const items = this.items.concat(page.items.filter((item) => !known.has(item.name)));
+      [this.items, this.next, this.left] = [items, page.next, { ...this.left, ...page.left }];
       this.suggest(page.items);
       this.draw();
     } catch (error) {
@@ -106,7 +109,7 @@ export class Sessions {
   }
 
   query() {
-    return { text: view.text, status: view.status, agent: view.agent, tag: view.tag };
+    return { text: view.text, status: view.status, agent: view.agent, tag: view.tag, order: "active" };
   }
 
   draw() {
@@ -125,9 +128,9 @@ export class Sessions {
     return [el("p", {}, "The store has no session yet."), el("p", { class: "quiet" }, "The first save of an agent appears here by itself.")];
   }
 
-  /** The last active first while all are here, and those that work for another below it. */
+  /** The active first, and those that work for another below it. */
   ordered() {
-    const items = this.next === null ? [...this.items].sort((a, b) => (activity(a) < activity(b) ? 1 : -1)) : this.items;
+    const { items } = this;
     const names = new Set(items.map((item) => item.name));
     const below = new Map();
     const roots = [];
@@ -170,7 +173,7 @@ export class Sessions {
     return known ? spent(known.total) : "";
   }
 
-  /** What a session has cost is asked for when its row is seen, two at a time. */
+  /** Load the cost of a session when its row is seen, two at a time. */
   wantTotals(name) {
     const head = this.items.find((item) => item.name === name)?.head?.id ?? null;
     if (this.totals.get(name)?.head === head || this.queue.includes(name)) return;
@@ -202,8 +205,4 @@ export class Sessions {
     this.searching = new AbortController();
     await searchCheckpoints(this.found, view, this.searching.signal);
   }
-}
-
-function activity(item) {
-  return item.head?.created_at ?? "";
 }

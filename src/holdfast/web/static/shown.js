@@ -3,14 +3,14 @@
 import { api } from "./api.js";
 import { el, put } from "./dom.js";
 import { icon } from "./icons.js";
-import { brief, folded, isAskable, plain } from "./values.js";
+import { brief, byteCount, folded, isAskable, plain } from "./values.js";
 import { bytes, grouped } from "./words.js";
 
 const FOLD_FROM = 1_200;
 const LEFT_OF_IT = 700;
 const SHORT = 90;
 
-/** What went wrong, and what to do. */
+/** An error, and its hint. */
 export function errorNode(error) {
   return el("div", { class: "problem", role: "alert" }, el("p", { class: "bad" }, error.message), error.hint && el("p", { class: "quiet" }, error.hint));
 }
@@ -28,7 +28,7 @@ export function valueNode(value, at = null) {
 /** Text as it is; long text and base64 folded. */
 export function textNode(text, draw = null) {
   if (isBase64(text)) {
-    const button = el("button", { type: "button", class: "unfold", onclick: () => button.replaceWith(el("pre", { class: "value" }, text)) }, `base64, ${bytes(Math.floor(text.length * 0.75))}: show it`);
+    const button = el("button", { type: "button", class: "unfold", onclick: () => button.replaceWith(el("pre", { class: "value" }, text)) }, `base64, ${bytes(byteCount(text))}: show it`);
     return button;
   }
   if (draw && text.length <= FOLD_FROM * 4) return el("div", { class: "prose" }, draw(text));
@@ -49,7 +49,7 @@ export function copyButton(text, title, words = null) {
   return button;
 }
 
-/** Something that takes its time: what is awaited, or what went wrong with it. */
+/** Show a placeholder while a value is loading, and then the value or the error. */
 export async function awaited(node, promise, draw) {
   put(node, el("p", { class: "quiet", role: "status" }, "Loading…"));
   try {

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until somebody chooses.
+// Light or dark: the choice of the system, until the user chooses.
 
 const REMEMBERED = "holdfast-theme";
 

@@ -30,7 +30,7 @@ export class Timeline {
     new ResizeObserver(() => this.later()).observe(this.list);
   }
 
-  /** Draw these rows, keeping in place what is in sight. */
+  /** Draw these rows, and keep the visible ones in place. */
   show(rows, selected, marked) {
     const top = this.topRow();
     const sameSession = this.rows?.session === rows.session;
@@ -153,7 +153,7 @@ export class Timeline {
       row.id === this.marked && el("span", { class: "mark" }, "A"),
       isHead && el("span", { class: "headmark" }, "head"),
       row.status !== "in_progress" && el("span", { class: `status ${row.status}`, title: row.reason ? `${statusWord(row.status)}: ${row.reason}` : statusWord(row.status) }, icon(row.status, statusWord(row.status))),
-      row.pending.length > 0 && el("span", { class: "pending", title: `waits for ${row.pending.map((call) => call.name).join(", ")}` }, icon("pending", "pending"), row.pending.length > 1 && row.pending.length),
+      row.pending.length > 0 && el("span", { class: "pending", title: `no result yet: ${row.pending.map((call) => call.name).join(", ")}` }, icon("pending", "pending"), row.pending.length > 1 && row.pending.length),
       el("span", { class: "chips grow" }, chips.slice(0, MOST_CHIPS), left > 0 && el("span", { class: "quiet" }, `+${left}`)),
       el("span", { class: "took" }, took === null ? "" : lasting(took)),
       usageBar("tokens", row.usage.tokens, most.tokens, compact),
@@ -173,7 +173,7 @@ export function sessionChip(name, id, title) {
   return el("button", { class: `chip${whole}`, type: "button", title: `${title}: ${name}${id ? ` at ${shortId(id)}` : ""}`, onclick: open }, icon("fork"), el("span", {}, text));
 }
 
-/** A fork is mostly named after what it comes from: then only what it adds is told. */
+/** A fork is often named after its origin. Then show only the part that it adds. */
 function beside(name) {
   const own = view.session;
   const added = own && name.startsWith(own) ? name.slice(own.length).replace(/^[\s\-_./:#]+/, "") : "";
@@ -186,7 +186,7 @@ function usageBar(kind, amount, most, word) {
   return el("span", { class: `bar ${kind}`, title: `${word(amount)} ${kind}` }, amount > 0 && [el("span", { class: "amount" }, word(amount)), el("span", { class: "rail" }, fill)]);
 }
 
-/** What stands in place of a timeline that has nothing to show. */
+/** The placeholder for an empty timeline. */
 export function emptyTimeline(title, text) {
   return put(el("div", { class: "empty" }), el("h2", {}, title), el("p", {}, text));
 }

@@ -1,4 +1,4 @@
-// The state as a tree. What is opened is asked for; nothing else is.
+// The state as a tree. A branch is loaded when it is opened.
 
 import { api } from "./api.js";
 import { showBlame } from "./blame.js";

@@ -1,10 +1,10 @@
-// What undo and redo would do, in words.
+// The effect of undo and redo, in words.
 
 import { age, grouped, plural, titleOf } from "./words.js";
 
 const NOTHING_GOES = "Nothing is deleted, and what the agent did to the outside world is not reversed.";
 
-/** @param {Object} step what the server says of it @param {boolean} undo or redo */
+/** @param {Object} step the server's description of it @param {boolean} undo or redo */
 export function upcomingWords(session, step, undo) {
   const again = undo ? "is taken back" : "is done again";
   const { head, checkpoint } = step;

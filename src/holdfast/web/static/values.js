@@ -1,4 +1,4 @@
-// Values in the exact rendering of the API: what JSON cannot say is an object with one key that begins with "$".
+// Values in the exact rendering of the API. A value that JSON does not have is an object with one key that begins with "$".
 
 const NAMES = {
   $bytes: "bytes", $tuple: "tuple", $set: "set", $frozenset: "frozenset", $dict: "dict", $int: "int",
@@ -36,6 +36,11 @@ export function typeName(value) {
   if (value === null) return "None";
   if (Array.isArray(value)) return "list";
   return { string: "str", boolean: "bool", number: Number.isInteger(value) ? "int" : "float" }[typeof value] ?? "dict";
+}
+
+/** How many bytes a text in base64 stands for. */
+export function byteCount(base64) {
+  return Math.floor((base64.replace(/=+$/, "").length * 3) / 4);
 }
 
 /** A value in one line of at most about `width` characters. */
@@ -87,7 +92,7 @@ function sketch(value, width) {
 function sketchTag([name, content], width) {
   if (name === "$tuple") return sketchMany(content, (item) => sketch(item, width), width, "()");
   if (name === "$set" || name === "$frozenset") return sketchMany(content, (item) => sketch(item, width), width, "{}");
-  if (name === "$bytes") return `bytes(${Math.floor((content.length * 3) / 4)})`;
+  if (name === "$bytes") return folded(content) ? "bytes(…)" : `bytes(${byteCount(content)})`;
   if (name === "$datetime" || name === "$time") return String(content[0]);
   if (name === "$dict") return `dict of ${content.length}`;
   return typeof content === "string" ? content : JSON.stringify(content);

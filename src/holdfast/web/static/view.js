@@ -1,4 +1,4 @@
-// What is looked at. The address holds all of it, so that back, forward and bookmarks work.
+// The current view. The address contains all of it, so that back, forward and bookmarks work.
 
 const FIELDS = {
   session: "s", id: "c", tab: "t", other: "with", pane: "p",

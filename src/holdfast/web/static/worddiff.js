@@ -19,7 +19,7 @@ export function wordDiff(before, after) {
   return merged(pieces);
 }
 
-/** The pieces as nodes. `side` leaves out what the other side alone has. */
+/** The pieces as nodes. `side` leaves out the pieces of the other side. */
 export function drawWordDiff(before, after, side = null) {
   const skipped = { before: "in", after: "out" }[side];
   const pieces = wordDiff(before, after).filter(([kind]) => kind !== skipped);
@@ -83,7 +83,7 @@ function merged(pieces) {
   return out;
 }
 
-/** What did not change is shown near what did. */
+/** Show unchanged text only near changes. */
 function shortened(text, first, last) {
   if (text.length <= SHOWN_AROUND * 2.5) return text;
   const head = first ? "" : text.slice(0, SHOWN_AROUND), tail = last ? "" : text.slice(-SHOWN_AROUND);

@@ -7,7 +7,7 @@ const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle
 const AGES = [[60, "s"], [60, "min"], [24, "h"], [60, "d"]];
 const SIZES = ["KB", "MB", "GB", "TB"];
 const PROGRAM = ["holdfast"];
-const STATUS_WORDS = { in_progress: "in progress", completed: "completed", failed: "failed", halted: "halted", abandoned: "abandoned: its run died", "in doubt": "in doubt: nothing says whether a call was done" };
+const STATUS_WORDS = { in_progress: "in progress", completed: "completed", failed: "failed", halted: "halted", died: "its run died", waiting: "waiting for an answer", "in doubt": "in doubt: nothing says whether a call was done" };
 
 export function grouped(number) {
   return GROUPED.format(number);
@@ -63,7 +63,7 @@ export function age(time, now = Date.now()) {
   return time.slice(0, 10);
 }
 
-/** An age that goes on. */
+/** An age that is updated while it is shown. */
 export function ageNode(time) {
   return el("time", { datetime: time, title: moment(time), class: "age" }, age(time));
 }
@@ -83,15 +83,16 @@ export function lasting(seconds) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+/** The beginning of an id, which commands take as well. It is the time, and a few random bits. */
 export function shortId(id) {
-  return id.slice(-6);
+  return id.slice(0, 12);
 }
 
 export function statusWord(status) {
   return Object.hasOwn(STATUS_WORDS, status) ? STATUS_WORDS[status] : status;
 }
 
-/** What a row is called: its label, or why it was taken. */
+/** The title of a row: its label, or its trigger. */
 export function titleOf(checkpoint) {
   if (checkpoint.damaged) return "damaged";
   return checkpoint.label ?? checkpoint.trigger ?? checkpoint.operation;

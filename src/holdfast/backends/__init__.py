@@ -1,1 +1,0 @@
-"""Where bytes are kept: one small contract (`base`), one module per kind of storage."""

@@ -1,0 +1,246 @@
+"""Commands that change a session. Each prints the command that undoes it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import STATUSES, json
+from holdfast.cli import output, select
+from holdfast.cli.complete import complete_revisions, complete_sessions
+from holdfast.cli.context import App, command, session_option, yes_option
+from holdfast.cli.main import as_commands
+from holdfast.errors import Corrupt, InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast import Checkpoint, Session, Store
+
+
+@command("save")
+@click.argument("session", shell_complete=complete_sessions)
+@click.argument("file", required=False, type=click.Path(allow_dash=True, dir_okay=False))
+@click.option("--label", "-l", metavar="TEXT", help="A label for the new checkpoint.")
+@click.option(
+    "--tag", "-t", "tags", metavar="TAG", multiple=True, help="A tag for it (may be repeated)."
+)
+@click.option("--status", type=click.Choice(STATUSES), help="The new status of the session.")
+@click.option("--reason", metavar="TEXT", help="The reason for the status.")
+@click.option("--key", metavar="KEY", help="An external id, unique in the session.")
+@click.option(
+    "--agent",
+    metavar="NAME",
+    help="The agent that saves; a new session belongs to it.",
+)
+def save_(
+    app: App,
+    session: str,
+    file: str | None,
+    label: str | None,
+    tags: tuple[str, ...],
+    agent: str | None,
+    **fields: Any,
+) -> None:
+    """Save a state from a JSON FILE, or from standard input, to SESSION.
+
+    A missing session is created, and so is a missing store. The file may contain the tags that
+    `holdfast state` prints for values that JSON does not have, such as {"$bytes": …}.
+    """
+    if file is None and os.path.isfile(session):
+        raise InvalidRequest(
+            f"{session} is a file: to which session should it be saved?",
+            hint=f"holdfast save SESSION {output.quoted(session)}; "
+            f"for a session of that name: holdfast save {output.quoted(session)} -",
+        )
+    if file is None and sys.stdin.isatty():
+        app.notice("Type the state as JSON, then Ctrl-D.")
+    state = read_json(file or "-")
+    given = {name: value for name, value in fields.items() if value is not None}
+    if label is not None:
+        given["label"] = label
+    with app.store(create=True) as store:
+        handle = store.session(session, agent=agent)
+        checkpoint = handle.save(state, tags=tags, **given)
+        if app.json:
+            app.print_json(json.checkpoint(checkpoint))
+            return
+        length = store.id_length([checkpoint])
+        app.print(output.checkpoint_line(checkpoint, length, head=True))
+        app.print_undo(handle)
+
+
+def read_json(file: str) -> Any:
+    """Return the value in a file of JSON; "-" is standard input."""
+    try:
+        if file == "-":
+            text = sys.stdin.buffer.read()
+        else:
+            with open(file, "rb") as source:
+                text = source.read()
+    except OSError as e:
+        raise InvalidRequest(f"cannot read {file}: {e.strerror}") from e
+    try:
+        return json.parse(text)
+    except InvalidRequest as e:
+        where = "standard input" if file == "-" else file
+        raise InvalidRequest(f"{where}: {e.message}", hint=e.hint) from e
+
+
+@command("fork")
+@click.argument("revision", shell_complete=complete_revisions)
+@click.argument("name")
+@session_option()
+def fork_(app: App, revision: str, name: str, session: str | None) -> None:
+    """Begin a new session NAME from the state at REVISION. No data is copied."""
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        new = found.session.fork(name, found.checkpoint.id)
+        head = new.get()
+        if app.json:
+            app.print_json(json.checkpoint(head))
+            return
+        length = store.id_length([head, found.checkpoint])
+        at, of = found.checkpoint, output.one_line(found.checkpoint.session)
+        app.print(f"{output.one_line(name)} begins at {at.id[:length]} of {of}, step {at.step}")
+        app.print_undo(new)
+
+
+@command("rewind")
+@click.argument("revision", shell_complete=complete_revisions)
+@session_option()
+def rewind_(app: App, revision: str, session: str | None) -> None:
+    """Move a session's head to REVISION. Nothing is deleted; the next save makes a branch.
+
+    Effects of agents on the outside world are not reversed.
+    """
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        before = found.session.head
+        checkpoint = found.session.rewind(found.checkpoint.id)
+        if app.json:
+            app.print_json(json.checkpoint(checkpoint))
+            return
+        length = store.id_length([checkpoint])
+        was = f", was at step {before.step}" if before is not None and not before.damaged else ""
+        name = output.one_line(found.session.name)
+        app.print(f"{name} is at {checkpoint.id[:length]}, step {checkpoint.step}{was}")
+        app.print_undo(found.session)
+
+
+def _undo(app: App, session: str | None, *, redo: bool) -> None:
+    with app.store(write=True) as store:
+        # A deleted session is in no list, but undo restores it.
+        handle = store.session(session) if session else select.the_session(store, None)
+        operation = handle.redo() if redo else handle.undo()
+        if app.json:
+            app.print_json(json.operation(operation))
+            return
+        app.print(output.one_line(f"{handle.name}: {operation.summary}"))
+        app.print_undo(handle, redo=not redo)
+
+
+@command("undo")
+@session_option("The session; optional if there is only one.")
+def undo_(app: App, session: str | None) -> None:
+    """Undo the last change of a session: a save, a rewind, a tag, a deletion."""
+    _undo(app, session, redo=False)
+
+
+@command("redo")
+@session_option("The session; optional if there is only one.")
+def redo_(app: App, session: str | None) -> None:
+    """Redo the last change that was undone."""
+    _undo(app, session, redo=True)
+
+
+@command("ops", lists=True)
+@session_option("The session; optional if there is only one.")
+def ops_(app: App, session: str | None) -> None:
+    """List the operations on a session other than saves, the newest first."""
+    with app.store() as store:
+        handle = select.the_session(store, session)
+        found = handle.ops()
+        if not found:
+            app.notice("The session has no operations other than saves.")
+        for operation in reversed(found):
+            if app.json:
+                app.print_json(json.operation(operation))
+                continue
+            back = output.one_line(as_commands(operation.way_back))
+            summary = output.one_line(operation.summary)
+            when = click.style(output.age(operation.created_at), dim=True)
+            app.print(f"{operation.number:>4}  {operation.kind:<7} {summary}  {when}")
+            app.print(click.style(f"{'':14}way back: {back}", dim=True))
+
+
+@command("tag")
+@click.argument("revision", shell_complete=complete_revisions)
+@click.argument("tags", nargs=-1, required=True)
+@session_option()
+def tag_(app: App, revision: str, tags: tuple[str, ...], session: str | None) -> None:
+    """Add TAGS to a checkpoint."""
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        _print_changed(app, store, found.session, found.session.tag(found.checkpoint.id, *tags))
+
+
+@command("label")
+@click.argument("revision", shell_complete=complete_revisions)
+@click.argument("label")
+@session_option()
+def label_(app: App, revision: str, label: str, session: str | None) -> None:
+    """Give a checkpoint a LABEL, which replaces the one it has."""
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        _print_changed(app, store, found.session, found.session.label(found.checkpoint.id, label))
+
+
+def _print_changed(app: App, store: Store, session: Session, checkpoint: Checkpoint) -> None:
+    if app.json:
+        app.print_json(json.checkpoint(checkpoint))
+        return
+    app.print(output.checkpoint_line(checkpoint, store.id_length([checkpoint])))
+    app.print_undo(session)
+
+
+@command("delete")
+@click.argument("revision", required=False, shell_complete=complete_revisions)
+@session_option("The session to delete, or the one that REVISION belongs to.")
+@yes_option
+def delete_(app: App, revision: str | None, session: str | None) -> None:
+    """Delete a checkpoint, or with --session and no REVISION a whole session.
+
+    It disappears at once. Undo restores it until gc has freed it.
+    """
+    with app.store(write=True) as store:
+        if revision is not None:
+            try:
+                found = select.the_checkpoint(store, revision, session)
+            except Corrupt:  # delete() takes the id of a checkpoint that cannot be read
+                handle, id = select.the_session(store, session), revision
+                what = f"the damaged checkpoint {id} of session {handle.name!r}"
+            else:
+                handle, id = found.session, found.checkpoint.id
+                what = f"checkpoint {id} (step {found.checkpoint.step}) of session {handle.name!r}"
+        elif session is None:
+            raise InvalidRequest("delete what?", hint="give a REVISION, or --session NAME")
+        else:
+            handle, id = select.the_session(store, session), None
+            count = output.plural(sum(1 for _ in handle.tree()), "checkpoint")
+            what = f"session {handle.name!r} with {count}"
+        app.notice(f"This deletes {what}.")
+        app.notice("Undo restores it, until `holdfast gc` frees it.")
+        app.confirm("Delete it?")
+        operation = handle.delete(id)
+        if app.json:
+            app.print_json(json.operation(operation) | {"forks": [*operation.forks]})
+            return
+        if id is None and operation.deleted:  # another process may have saved since the count
+            what = f"session {handle.name!r} with {output.plural(operation.deleted, 'checkpoint')}"
+        app.print(f"Deleted {what}.")
+        if operation.forks:
+            names = ", ".join(map(repr, operation.forks))
+            app.notice(f"Forks keep the data that they share: {output.one_line(names)}.")
+        app.print_undo(handle)

@@ -1,0 +1,318 @@
+"""Commands that show: sessions, show, state, search, stats, watch."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json as jsons
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import STATUSES, json
+from holdfast.cli import output, select
+from holdfast.cli.complete import complete_revisions, complete_tags
+from holdfast.cli.context import App, command, escape_controls, session_option
+from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast import Checkpoint, Session, SessionInfo, Store
+
+
+def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that filter sessions and checkpoints."""
+    for option in (
+        click.option("--until", metavar="TIME", help="Saved before: 2026-01-31, or an age: 2d."),
+        click.option("--since", metavar="TIME", help="Saved since: 2026-01-31, or an age: 2d."),
+        click.option(
+            "--meta", metavar="KEY=VALUE", multiple=True, help="With this in the metadata."
+        ),
+        click.option("--label", metavar="TEXT", help="With this label."),
+        click.option("--tag", metavar="TAG", help="With this tag.", shell_complete=complete_tags),
+        click.option("--trigger", metavar="NAME", help="Saved for this reason."),
+        click.option("--status", type=click.Choice(STATUSES), help="With this status."),
+        click.option("--agent", metavar="NAME", help="Of this agent."),
+    ):
+        function = option(function)
+    return function
+
+
+def _parsed(meta: tuple[str, ...], since: str | None, until: str | None) -> dict[str, Any]:
+    """Return these filters as arguments of the library."""
+    values: dict[str, Any] = {}
+    for pair in meta:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--meta {pair!r} has no value", hint="--meta KEY=VALUE")
+        values[key] = _json_or_text(text)
+    return {"meta": values or None, "since": moment(since), "until": moment(until)}
+
+
+def _json_or_text(text: str) -> Any:
+    """Return the value of JSON text; the text itself if it is not JSON."""
+    try:
+        return jsons.loads(text)
+    except ValueError:
+        return text
+
+
+def moment(text: str | None) -> dt.datetime | None:
+    """Return the time that a user typed: ISO 8601, or an age such as 30s, 15 min, 2h or 3 days."""
+    if text is None:
+        return None
+    from holdfast import duration
+
+    try:
+        if (ago := duration(text)) is not None:
+            return dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ago)
+        return dt.datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"not a time: {text!r}", hint="2026-01-31, 2026-01-31T12:00+02:00, or 30s, 15m, 2h, 3d"
+        ) from None
+
+
+@command("sessions", lists=True)
+@_filters
+@click.option(
+    "--limit", "-n", type=click.IntRange(0), default=0, help="List at most this many; 0 means all."
+)
+def sessions_(
+    app: App, limit: int, meta: tuple[str, ...], since: str | None, until: str | None, **more: Any
+) -> None:
+    """List sessions.
+
+    --agent filters by the agent of the session, all other filters by its head.
+    """
+    with app.store() as store:
+        found = store.sessions(**more, **_parsed(meta, since, until))
+        listed = islice(found, limit or None)
+        if app.json:
+            for info in listed:
+                app.print_json(json.session(info))
+            return
+        infos = list(listed)
+        length = store.id_length(info.head for info in infos if info.head is not None)
+        if not infos:
+            app.notice("No session matches.")
+            return
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in ("SESSION", "AGENT", "HEAD"):
+            table.add_column(title, no_wrap=title == "HEAD")
+        table.add_column("STEP", justify="right")
+        table.add_column("ALL", justify="right")
+        for title in ("STATUS", "ACTIVE"):
+            table.add_column(title)
+        for info in infos:
+            table.add_row(*_session_row(info, length))
+        app.print_table(table)
+
+
+def _session_row(info: SessionInfo, length: int) -> list[Any]:
+    from rich.text import Text
+
+    head = info.head
+    cells: list[str] = [output.one_line(info.name), output.one_line(info.agent or "")]
+    if head is None or head.damaged:
+        cells += ["", "", f"{info.checkpoints:,}"]
+        damage = f"damaged: {output.one_line(info.damaged)}" if info.damaged else None
+        cells += [click.style(damage, fg="red") if damage else "empty"]
+        cells += [""]
+    else:
+        status = output.status(head) or "in progress"
+        if head.pending:
+            status += click.style("  ⏸", fg="yellow")
+        step, count = f"{head.step:,}", f"{info.checkpoints:,}"
+        cells += [head.id[:length], step, count, status, output.age(head.created_at)]
+    return [Text.from_ansi(cell) for cell in cells]
+
+
+@command("show", lists=True)
+@click.argument("revision", default="@", shell_complete=complete_revisions)
+@session_option()
+def show_(app: App, revision: str, session: str | None) -> None:
+    """Show everything about one checkpoint.
+
+    REVISION is an id or its first characters, @ (the head), @~3, a label, tag:NAME, key:KEY or
+    step:12.
+    """
+    with app.store() as store:
+        found = select.the_checkpoint(store, revision, session)
+        if app.json:
+            app.print_json(json.checkpoint(found.checkpoint))
+            return
+        for name, text in _facts(found.checkpoint):
+            app.print(f"{click.style(name.rjust(10), dim=True)}  {text}")
+        app.print(f"{click.style('state'.rjust(10), dim=True)}  {_outline(found)}")
+
+
+def _facts(c: Checkpoint) -> list[tuple[str, str]]:
+    facts = [("checkpoint", click.style(c.id, fg="cyan")), ("session", output.one_line(c.session))]
+    if c.damaged:
+        return [*facts, ("damaged", click.style(c.damaged, fg="red"))]
+    facts += [
+        ("made", f"step {c.step}, by {c.operation}" + (f" ({c.trigger})" if c.trigger else "")),
+        ("at", f"{c.created_at:%Y-%m-%d %H:%M:%S.%f} UTC, {output.age(c.created_at)}"),
+    ]
+    where = "" if c.parent_session in (None, c.session) else f" of session {c.parent_session}"
+    optional = {
+        "parent": c.parent and c.parent + where,
+        "pruned": c.pruned and f"{output.plural(c.pruned, 'checkpoint')} before it",
+        "label": c.label,
+        "tags": ", ".join(c.tags),
+        "status": output.status(c),
+        "agent": c.agent,
+        "child of": c.child_of,
+        "run": c.run and f"{c.run.id}, turn {c.run.turn}",
+        "usage": output.spent(c.usage.tokens, c.usage.cost),
+        "hint": c.hint,
+        "key": c.key,
+        "meta": c.meta and json.dumps(json.value(c.meta)),
+    }
+    facts += [(name, str(text)) for name, text in optional.items() if text]
+    for call in c.pending:
+        asked = f"{call.name}({json.dumps(json.value(call.arguments))})"
+        facts.append(("pending", click.style(f"⏸ {asked}", fg="yellow")))
+    facts.append(("size", f"{output.size(c.size)}, of which {output.size(c.added)} were new"))
+    return [*facts, ("hash", c.hash), ("state hash", c.state_hash)]
+
+
+def _outline(found: select.Found) -> str:
+    """Return the keys of the state with their lengths, or why it does not load."""
+    try:
+        state = found.session.load(found.checkpoint.id)
+    except UNREADABLE as e:
+        return click.style(f"does not load: {e.message}", fg="red")
+    if not isinstance(state, dict):
+        return type(state).__name__
+    return ", ".join(f"{key}{_length(item)}" for key, item in state.items()) or "{}"
+
+
+def _length(item: Any) -> str:
+    return f" ({len(item)})" if isinstance(item, list | dict | tuple | set | str | bytes) else ""
+
+
+@command("state", lists=True)
+@click.argument("revision", default="@", shell_complete=complete_revisions)
+@click.argument("path", required=False)
+@session_option()
+def state_(app: App, revision: str, path: str | None, session: str | None) -> None:
+    """Print a state as JSON, or its part at PATH (plan.budget, messages[0], tags['a.b']).
+
+    Values that JSON does not have are tagged, such as {"$bytes": …}; see the page on JSON.
+    """
+    with app.store() as store:
+        found = select.the_checkpoint(store, revision, session)
+        try:
+            shown = json.value(found.session.load(found.checkpoint.id, path=path))
+        except NotFound as e:
+            raise NotFound(e.message, hint="`holdfast state` prints the whole state") from None
+    if app.json:
+        click.echo(json.dumps(shown))
+    else:
+        click.echo(jsons.dumps(shown, indent=2, ensure_ascii=not _is_text(shown)))
+
+
+def _is_text(shown: Any) -> bool:
+    """Return whether a terminal can show it. If not, all but ASCII is escaped."""
+    text = jsons.dumps(shown, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return escape_controls(text) == text
+
+
+@command("search", lists=True)
+@click.argument("text", required=False)
+@_filters
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Print at most this many.",
+)
+@click.option("--before", metavar="ID", help="Print those after this one in the list.")
+def search_(
+    app: App,
+    text: str | None,
+    limit: int,
+    before: str | None,
+    meta: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    **more: Any,
+) -> None:
+    """Find checkpoints by text, tag, status and more, the newest first.
+
+    TEXT is searched in all strings of a state.
+    """
+    with app.store() as store:
+        query = more | _parsed(meta, since, until)
+        found = list(store.find(text=text, before=before, limit=limit, **query))
+        if app.json:
+            for checkpoint in found:
+                app.print_json(json.checkpoint(checkpoint))
+            return
+        length = store.id_length(found)
+        for checkpoint in found:
+            where = click.style(output.one_line(checkpoint.session), dim=True)
+            app.print(f"{output.checkpoint_line(checkpoint, length)}  {where}")
+        if not found:
+            app.notice("Nothing matches.")
+        elif len(found) == limit:
+            app.notice(f"There may be more: --before {found[-1].id}")
+
+
+@command("stats", lists=True)
+def stats_(app: App) -> None:
+    """Count sessions, checkpoints and bytes."""
+    with app.store() as store:
+        stats = store.stats()
+        if app.json:
+            app.print_json(json.stats(stats) | {"sharing": stats.sharing})
+            return
+    stored = sum(stats.bytes.values())
+    count = output.plural(stats.checkpoints, "checkpoint")
+    app.print(f"{output.plural(stats.sessions, 'session')}, {count}")
+    if stats.deleted:
+        deleted = output.plural(stats.deleted, "checkpoint")
+        app.print(f"{deleted} deleted; `holdfast gc` frees them")
+    smaller = f": {stats.sharing:.1f} times smaller" if stats.sharing > 1 else ""
+    app.print(f"{output.size(stats.states)} of states in {output.size(stored)}{smaller}")
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("LARGEST", "CHECKPOINTS", "WRITTEN"):
+        table.add_column(title, justify="left" if title == "LARGEST" else "right")
+    for each in stats.largest:
+        name = Text(output.one_line(each.name))
+        table.add_row(name, f"{each.checkpoints:,}", output.size(each.added))
+    app.print_table(table)
+
+
+@command("watch", lists=True)
+@session_option("Watch only this session.")
+@click.option("--seconds", type=float, metavar="N", help="End when nothing happens for N seconds.")
+def watch_(app: App, session: str | None, seconds: float | None) -> None:
+    """Print checkpoints and operations of all processes as they are saved, until Ctrl-C."""
+    with app.store() as store:
+        source: Store | Session = store if session is None else select.the_session(store, session)
+        events = source.watch(patience=seconds)
+        app.notice("Watching; Ctrl-C ends it.")  # no event after this is missed
+        for event in events:
+            if app.json:
+                app.print_json(json.event(event))
+            elif isinstance(event, tuple):
+                text = output.one_line(f"{event.summary}  {event.session}")
+                app.print(f"{click.style('·', dim=True)} {text}")
+            else:
+                where = click.style(output.one_line(event.session), dim=True)
+                app.print(f"{output.checkpoint_line(event, 12)}  {where}")

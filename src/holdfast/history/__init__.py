@@ -1,0 +1,1 @@
+"""The history of a session: read, name, compare, search, write and undo its checkpoints."""

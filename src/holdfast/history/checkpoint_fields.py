@@ -1,0 +1,125 @@
+"""The optional fields of a checkpoint, and the checks that they pass before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypedDict
+
+from holdfast.errors import InvalidRequest
+from holdfast.model import STATUSES, Status, ToolCall, Usage
+
+
+class Fields(TypedDict, total=False):
+    """The fields that save, append and patch accept for their checkpoint."""
+
+    label: str | None
+    tags: Iterable[str]
+    trigger: str | None
+    status: Status
+    reason: str | None
+    usage: Usage | None
+    pending: Sequence[ToolCall]
+    hint: str | None
+    meta: Mapping[str, Any] | None
+    key: str | None
+
+
+class Details(NamedTuple):
+    """The checked fields of a checkpoint, in stored form."""
+
+    extra: dict[str, Any]
+    """The fields that the record contains. Label and tags are stored beside the record."""
+    label: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+_TEXTS = ("label", "trigger", "reason", "hint", "key")
+
+
+def check_text(name: str, value: Any) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if type(value) is not str or not value:
+        raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
+    return value
+
+
+def check_tags(tags: Any) -> tuple[str, ...]:
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidRequest(f"tags must be a list of strings, not {tags!r}")
+    return tuple(sorted({check_text("a tag", t) for t in tags}))
+
+
+def check_usage(usage: Any) -> tuple[int, float]:
+    """Return tokens and cost. Raises InvalidRequest for types that a record could not hold."""
+    if not isinstance(usage, Usage):
+        raise InvalidRequest(f"usage must be a Usage, not {type(usage).__name__}")
+    tokens, cost = (v.value if isinstance(v, Enum) else v for v in (usage.tokens, usage.cost))
+    if type(tokens) is not int or type(cost) not in (int, float):
+        raise InvalidRequest(
+            f"usage must be an int of tokens and a float of cost, not {tokens!r} and {cost!r}",
+            hint="Usage(int(tokens), float(cost))",
+        )
+    if not math.isfinite(cost):  # one NaN or infinity would spoil every sum
+        raise InvalidRequest(f"the cost of usage must be a number, not {cost!r}")
+    return tokens, cost
+
+
+def _listed(pending: Any) -> list[Any]:
+    if isinstance(pending, Iterable) and not isinstance(pending, (str, Mapping)):
+        return list(pending)
+    raise InvalidRequest(f"pending must be a list of ToolCall, not {type(pending).__name__}")
+
+
+def _call(call: Any) -> list[Any]:
+    if not isinstance(call, ToolCall):
+        raise InvalidRequest(f"pending must be a list of ToolCall, not of {type(call).__name__}")
+    if not isinstance(call.meta, Mapping):
+        raise InvalidRequest(f"meta must be a dict, not {type(call.meta).__name__}")
+    return [call.id, call.name, call.arguments, dict(call.meta)]
+
+
+def of_session(fields: Fields, agent: str | None, parent: str | None) -> Details:
+    """Return the checked fields, with the session's agent and parent session added."""
+    details = check(fields) if fields else Details({})
+    if agent is not None:
+        details.extra["agent"] = agent
+    if parent is not None:
+        details.extra["child_of"] = parent
+    return details
+
+
+def check(fields: Fields) -> Details:
+    """Return the fields in stored form. Raises InvalidRequest if one is unknown or invalid."""
+    unknown = set(fields) - set(Fields.__annotations__)
+    if unknown:
+        raise InvalidRequest(
+            f"unknown field {min(unknown)!r}",
+            hint=f"a checkpoint has: {', '.join(Fields.__annotations__)}",
+        )
+    extra: dict[str, Any] = {}
+    for name in _TEXTS:
+        if (value := fields.get(name)) is not None:
+            extra[name] = check_text(name, value)
+    label = extra.pop("label", None)
+    tags = check_tags(fields.get("tags") or ())
+    status = fields.get("status", "in_progress")
+    if status not in STATUSES:
+        raise InvalidRequest(f"unknown status {status!r}", hint=f"one of {', '.join(STATUSES)}")
+    if status != "in_progress":
+        extra["status"] = status
+    usage = fields.get("usage")
+    if usage is not None:
+        extra["usage"] = [*check_usage(usage)]
+    pending = fields.get("pending") or ()
+    if pending:
+        extra["pending"] = [_call(p) for p in _listed(pending)]
+    meta = fields.get("meta")
+    if meta is not None:
+        if not isinstance(meta, Mapping):
+            raise InvalidRequest(f"meta must be a dict, not {type(meta).__name__}")
+        if meta:
+            extra["meta"] = dict(meta)
+    return Details(extra, label, tags)

@@ -1,0 +1,116 @@
+"""Learn about a checkpoint from its neighbours, because its own record may be unreadable.
+
+A checkpoint stores the id and the step of its parent, and the seq of its grandparent. The head's
+row stores the seq of the head's parent. So a damaged record leaves traces in its neighbours.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import dropwhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast import ids
+from holdfast.errors import UNREADABLE, CheckpointNotFound
+from holdfast.format import records
+from holdfast.history import lineage
+from holdfast.history.checkpoint import Checkpoint
+from holdfast.storage.rows import Address
+
+if TYPE_CHECKING:
+    from holdfast.storage.reader import Reader
+
+_NEAR = 32
+"""How many of the next checkpoints are searched for a child. Usually the first is one."""
+
+
+class Neighbours(NamedTuple):
+    """The neighbours of a checkpoint, and what they say about it."""
+
+    session: str
+    """The name of the session that contains the checkpoint."""
+    seq: int
+    id: str | None
+    """The id of the checkpoint, only zeros if it is unknown; None if it was deleted."""
+    step: int
+    """The step of the checkpoint; 0 if it is unknown."""
+    label: str | None
+    tags: tuple[str, ...]
+    child: str | None
+    """The id of a child in the same session."""
+    ancestors: list[Checkpoint]
+    """The nearest ancestors, newest first, across forks."""
+
+
+def neighbours(
+    reader: Reader, checkpoint: Checkpoint | str | tuple[str, int], limit: int
+) -> Neighbours:
+    """Return the neighbours of a checkpoint, with at most `limit` ancestors.
+
+    Raises SessionNotFound or CheckpointNotFound if there is none; it may be damaged or deleted.
+    """
+    place = _address(reader, checkpoint)
+    key = (lineage.session_name(reader, place.session), place.seq)
+    marks = lineage.marks_of(reader, *place, place.seq).get(place.seq, lineage.Marks())
+    child = _child(reader, place)
+    if child is None:
+        line = _history(reader, place, _parent_by_head(reader, place), limit + 1)
+    else:
+        line = _history(reader, child[0], None, limit + 2)
+        line = [*dropwhile(lambda c: (c.session, c.seq) != key, line)]
+    own = line.pop(0) if line and (line[0].session, line[0].seq) == key else None
+    return Neighbours(
+        *key,
+        id=None if own is None else own.id,
+        step=0 if own is None else own.step,
+        label=marks.label,
+        tags=marks.tags,
+        child=None if child is None else child[1],
+        ancestors=line[:limit],
+    )
+
+
+def _address(reader: Reader, checkpoint: Checkpoint | str | tuple[str, int]) -> Address:
+    if isinstance(checkpoint, str):
+        id = ids.from_text(checkpoint)
+        found = [] if id is None else reader.find_ids(id, id, 1)
+        if not found:
+            raise CheckpointNotFound(f"the store has no checkpoint {checkpoint!r}")
+        return found[0].address
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint = checkpoint.session, checkpoint.seq
+    name, seq = checkpoint
+    session = lineage.find_session(reader, name)
+    if seq in lineage.freed(reader, session) or not 0 < seq <= lineage.newest(reader, session):
+        raise CheckpointNotFound(f"session {name!r} has no checkpoint {seq}")
+    return Address(session, seq)
+
+
+def _child(reader: Reader, place: Address) -> tuple[Address, str] | None:
+    """Return the address and the id of a child in the same session."""
+    session, seq = place
+    for n, id, body in reader.checkpoints(session, seq + 1, seq + _NEAR, _NEAR):
+        with suppress(*UNREADABLE):
+            record = records.unseal_checkpoint(session, n, id, body).record
+            if record.own_parent == seq:
+                return Address(session, n), ids.to_text(id)
+    return None
+
+
+def _parent_by_head(reader: Reader, place: Address) -> int | None:
+    """Return the seq of the checkpoint's parent if the head's row stores it, otherwise None."""
+    with suppress(*UNREADABLE):
+        head = lineage.read_head(reader, place.session)[1]
+        return head.parent if head.seq == place.seq else None
+    return None
+
+
+def _history(
+    reader: Reader, start: Address | None, parent: int | None, count: int
+) -> list[Checkpoint]:
+    """Return a checkpoint and its ancestors, newest first, at most `count`."""
+    line: list[Checkpoint] = []
+    while start is not None and len(line) < count:
+        page, start, parent = lineage.page(reader, start, parent, count - len(line))
+        line += page
+    return line

@@ -1,0 +1,317 @@
+"""Compare two states, and find the common ancestor of two checkpoints.
+
+Equal hashes mean equal values, and equal addresses mean equal items. So two ropes are compared by
+their extents, and only items that differ are read: the diff of two neighbouring checkpoints costs
+the same however long the conversation is.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from holdfast.format import item_streams, ropes, values
+from holdfast.format.load import load_node
+from holdfast.format.msgpack import FOLLOWING
+from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
+from holdfast.format.state_paths import dotted
+from holdfast.history import lineage
+from holdfast.model import Usage
+from holdfast.storage.rows import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from holdfast.format.item_streams import Source
+    from holdfast.format.nodes import Extent
+    from holdfast.history.checkpoint import Checkpoint
+    from holdfast.model import Record
+    from holdfast.storage.reader import Reader
+    from holdfast.storage.repository import Repository
+
+
+Step = str | int | Any
+
+
+class Change(NamedTuple):
+    """One difference between two states, and its path.
+
+    Positions in lists are those of the newer state; for a removed item, of the older one. If a dict
+    has its keys in a new order, `kind` is "changed", and `before` and `after` are lists of the keys
+    that both have. (Two lists as values never look like that: they are compared item by item.)
+    """
+
+    kind: Literal["added", "removed", "changed"]
+    path: tuple[Step, ...]
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        sign = {"added": "+", "removed": "-", "changed": "~"}[self.kind]
+        where = dotted(self.path)
+        if self.kind == "added":
+            return f"{sign} {where}: {summary(self.after)}"
+        if self.kind == "removed":
+            return f"{sign} {where}: {summary(self.before)}"
+        return f"{sign} {where}: {summary(self.before)} → {summary(self.after)}"
+
+
+class Diff(tuple[Change, ...]):
+    """The changes in order. Empty if, and only if, the states are equal. Prints as lines."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) if self else "no difference"
+
+
+def summary(value: Any, width: int = 72) -> str:
+    """Return a value as one line of at most `width` characters; a message as its role and text."""
+    if isinstance(value, dict) and "role" in value:
+        content = value.get("content")
+        text = content if isinstance(content, str) else repr(content)
+        calls = value.get("tool_calls")
+        called = f" (+{len(calls)} tool calls)" if isinstance(calls, list) and calls else ""
+        line = f"{value['role']}: {text}{called}"
+    else:
+        line = repr(value)
+    line = " ".join(line.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def diff(a: Node, b: Node, source: Source) -> Diff:
+    with FOLLOWING:
+        found = Diff(_nodes(a, b, (), source))
+    if not found and a.hash != b.hash and ropes.flatten(a, source) != ropes.flatten(b, source):
+        # The stored bytes differ, but the loaded values look equal, such as two time zones that
+        # this machine does not know. Different hashes alone do not prove a difference, because
+        # format version 1 may have computed one of them.
+        return Diff([Change("changed", (), _value(a, source), _value(b, source))])
+    return found
+
+
+def _value(node: Node, source: Source) -> Any:
+    return load_node(node, source)
+
+
+def _nodes(a: Node, b: Node, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
+    if a.hash == b.hash:
+        return
+    if isinstance(a, Rope) and isinstance(b, Rope) and a.kind == b.kind == LIST:
+        yield from _ropes(a, b, path, source)
+        return
+    left, right = _entries(a, source), _entries(b, source)
+    if left is not None and right is not None:
+        yield from _dicts(left, right, path, source)
+        return
+    before, after = _value(a, source), _value(b, source)
+    yield from _values(before, after, path)
+
+
+def _entries(node: Node, source: Source) -> dict[bytes, Node] | None:
+    """Return a dict's children by encoded key; None if the node is no dict."""
+    if isinstance(node, Rope) and node.kind == DICT:
+        node = ropes.entries(node, source)
+    if isinstance(node, Struct) and node.kind == DICT:
+        return dict(zip(node.keys, node.children, strict=True))
+    if isinstance(node, Leaf):
+        value = values.decode(node.flat, values.keep_tags)
+        if type(value) is dict:
+            return {values.encode(k): Leaf(values.encode(v)) for k, v in value.items()}
+    return None
+
+
+def _dicts(
+    a: dict[bytes, Node], b: dict[bytes, Node], path: tuple[Step, ...], source: Source
+) -> Iterator[Change]:
+    for key, node in a.items():
+        if key not in b:
+            yield Change("removed", (*path, values.decode(key)), _value(node, source), None)
+    for key, node in b.items():
+        where = (*path, values.decode(key))
+        if key not in a:
+            yield Change("added", where, None, _value(node, source))
+        else:
+            yield from _nodes(a[key], node, where, source)
+    yield from _order(a, b, path)
+
+
+def _order(
+    a: Mapping[bytes, Any], b: Mapping[bytes, Any], path: tuple[Step, ...]
+) -> Iterator[Change]:
+    left, right = [key for key in a if key in b], [key for key in b if key in a]
+    if left != right:
+        keys = [[values.decode(key) for key in each] for each in (left, right)]
+        yield Change("changed", path, *keys)
+
+
+def _ropes(a: Rope, b: Rope, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
+    """Skip the items at both ends that have equal addresses; read and compare the rest."""
+    before = _common(a.extents, b.extents)
+    left = item_streams.cut(a.extents, before, a.count)
+    right = item_streams.cut(b.extents, before, b.count)
+    after = _common(_mirrored(left), _mirrored(right))
+    left = item_streams.cut(a.extents, before, a.count - after)
+    right = item_streams.cut(b.extents, before, b.count - after)
+    yield from _sequences(_items(left, source), _items(right, source), path, before, source)
+
+
+def _common(a: Sequence[Extent], b: Sequence[Extent]) -> int:
+    """Return how many items at the beginning have the same addresses."""
+    count = 0
+    for (s1, f1, n1), (s2, f2, n2) in zip(a, b, strict=False):
+        if (s1, f1) != (s2, f2):
+            break
+        count += min(n1, n2)
+        if n1 != n2:
+            break
+    return count
+
+
+def _mirrored(extents: Sequence[Extent]) -> list[Extent]:
+    return [(s, -(f + n), n) for s, f, n in reversed(extents)]
+
+
+def _items(extents: Sequence[Extent], source: Source) -> list[Node]:
+    return [
+        parse(item) if piece.refs else Leaf(item)
+        for piece in item_streams.pieces(source, extents)
+        for item in piece.items()
+    ]
+
+
+def _sequences(
+    a: list[Node], b: list[Node], path: tuple[Step, ...], offset: int, source: Source
+) -> Iterator[Change]:
+    matcher = SequenceMatcher(None, [n.hash for n in a], [n.hash for n in b], autojunk=False)
+    for kind, a1, a2, b1, b2 in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        both = min(a2 - a1, b2 - b1)
+        for i in range(both):
+            yield from _nodes(a[a1 + i], b[b1 + i], (*path, offset + b1 + i), source)
+        for i in range(a1 + both, a2):
+            yield Change("removed", (*path, offset + i), _value(a[i], source), None)
+        for i in range(b1 + both, b2):
+            yield Change("added", (*path, offset + i), None, _value(b[i], source))
+
+
+def _values(a: Any, b: Any, path: tuple[Step, ...]) -> Iterator[Change]:
+    """Yield the changes between two values in memory; none if they are equal."""
+    if values.encode(a) == values.encode(b):
+        return
+    if type(a) is dict and type(b) is dict:
+        # By encoded key: 1, 1.0 and True are the same key in a dict, but three keys in a state.
+        old, new = ({values.encode(k): (k, v) for k, v in x.items()} for x in (a, b))
+        for key, (name, item) in old.items():
+            if key not in new:
+                yield Change("removed", (*path, name), item, None)
+        for key, (name, item) in new.items():
+            if key not in old:
+                yield Change("added", (*path, name), None, item)
+            else:
+                yield from _values(old[key][1], item, (*path, name))
+        yield from _order(old, new, path)
+    elif type(a) is list and type(b) is list:
+        left, right = ([values.encode(v) for v in x] for x in (a, b))
+        for kind, a1, a2, b1, b2 in SequenceMatcher(
+            None, left, right, autojunk=False
+        ).get_opcodes():
+            both = min(a2 - a1, b2 - b1) if kind != "equal" else 0
+            for i in range(both):
+                yield from _values(a[a1 + i], b[b1 + i], (*path, b1 + i))
+            if kind != "equal":
+                for i in range(a1 + both, a2):
+                    yield Change("removed", (*path, i), a[i], None)
+                for i in range(b1 + both, b2):
+                    yield Change("added", (*path, i), None, b[i])
+    else:
+        yield Change("changed", path, a, b)
+
+
+class Way(NamedTuple):
+    """Steps and usage from the common ancestor to one of the two checkpoints."""
+
+    steps: int
+    usage: Usage
+
+
+class Comparison(NamedTuple):
+    ancestor: Checkpoint | None
+    """The newest common ancestor; None if there is none, or if damage hides it."""
+    to_a: Way
+    to_b: Way
+    changes: Diff
+
+
+def compare(repository: Repository, a: Checkpoint, b: Checkpoint) -> Comparison:
+    """Return the changes from `a` to `b`, and the way to each from their common ancestor.
+
+    Reads only the data that differs. Raises SessionNotFound if a session is not in the store.
+    """
+    with repository.reader() as reader:
+        left, right = _place(reader, a), _place(reader, b)
+        before, after = (lineage.read_row(reader, place).node() for place in (left, right))
+        found = diff(before, after, repository.data(reader))
+        meeting, to_a, to_b = _meet(reader, left, right)
+        ancestor = None
+        if meeting is not None:
+            record = lineage.read_row(reader, meeting).record
+            ancestor = lineage.to_checkpoint(reader, meeting, record)
+    return Comparison(ancestor, to_a, to_b, found)
+
+
+class Changes(NamedTuple):
+    """The difference between a checkpoint and the nearest ancestor that can be read."""
+
+    ancestor: Checkpoint | None
+    """That ancestor. None for a first checkpoint, whose whole state counts as added."""
+    diff: Diff
+
+
+def changes(reader: Reader, place: Address, source: Source) -> Changes:
+    """Return what a checkpoint changed. Raises Corrupt if it cannot be read."""
+    node = lineage.read_row(reader, place).node()
+    for at, record in islice(lineage.ancestors(reader, place), 1, None):
+        if record.damaged is None:
+            older = lineage.read_row(reader, at).node()
+            ancestor = lineage.to_checkpoint(reader, at, record)
+            return Changes(ancestor, diff(older, node, source))
+    state = load_node(node, source)
+    entries = state.items() if isinstance(state, dict) else ()
+    added = [Change("added", (key,), None, value) for key, value in entries]
+    return Changes(None, Diff(added or [Change("added", (), None, state)]))
+
+
+def _place(reader: Reader, of: Checkpoint) -> Address:
+    return Address(lineage.find_session(reader, of.session), of.seq)
+
+
+def _meet(reader: Reader, a: Address, b: Address) -> tuple[Address | None, Way, Way]:
+    """Find the common ancestor: climb from the side with more steps until both sides meet."""
+    ways = [_Climb(reader, a), _Climb(reader, b)]
+    while True:
+        left, right = ways
+        if left.at is None or right.at is None:
+            for each in ways:  # count the remaining steps of the other side
+                while each.at is not None:
+                    each.climb()
+            return None, left.way, right.way
+        if left.at[0] == right.at[0]:
+            return left.at[0], left.way, right.way
+        ways[left.at[1].step < right.at[1].step].climb()
+
+
+class _Climb:
+    def __init__(self, reader: Reader, start: Address) -> None:
+        self._ancestors: Iterator[tuple[Address, Record]] = lineage.ancestors(reader, start)
+        self.way = Way(0, Usage())
+        self.at: tuple[Address, Record] | None = next(self._ancestors, None)
+
+    def climb(self) -> None:
+        if self.at is not None:
+            tokens, cost = self.at[1].extra.get("usage", (0, 0.0))
+            steps, usage = self.way
+            self.way = Way(steps + 1, usage + Usage(tokens, cost))
+        self.at = next(self._ancestors, None)

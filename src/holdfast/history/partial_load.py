@@ -1,0 +1,128 @@
+"""Read parts of a state without loading the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.errors import NotFound
+from holdfast.format import item_streams, ropes, state_paths, values
+from holdfast.format.load import load_node
+from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
+from holdfast.history.blame import at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.format.item_streams import Source
+    from holdfast.format.nodes import Extent
+
+
+class Part(NamedTuple):
+    """A value inside a state, with some of its entries."""
+
+    kind: str
+    """The name of its type."""
+    size: int
+    """Size of the encoded value, in bytes."""
+    length: int | None
+    """The number of entries, characters or bytes; None for values without a length."""
+    value: Any
+    """The value itself; None for lists and dicts."""
+    start: int
+    items: list[tuple[Any, Part]]
+    """Entries of a list or dict from `start` on, by position or key, without their own entries."""
+
+
+class Items(NamedTuple):
+    """Some items of a list in a state."""
+
+    length: int
+    """The length of the whole list."""
+    start: int
+    """The position of the first of `values`."""
+    values: list[Any]
+
+
+def part(root: Node, path: state_paths.Path, source: Source, start: int, limit: int) -> Part:
+    """Return the part at a path of a state, with `limit` entries from `start` on.
+
+    An empty path is the whole state. Raises NotFound if the state has no such path.
+    """
+    return _part(_node(root, path, source), source, start, limit)
+
+
+def value(root: Node, path: state_paths.Path, source: Source) -> Any:
+    """Return the whole value at a path. Raises NotFound if the state has no such path."""
+    return load_node(_node(root, path, source), source)
+
+
+def items(
+    root: Node, path: state_paths.Path, source: Source, start: int | None, limit: int
+) -> Items:
+    """Return at most `limit` items from `start` on of the list at a path; the last if None.
+
+    Raises NotFound if there is no list at the path.
+    """
+    found = _list(_node(root, path, source), source)
+    if found is None:
+        raise NotFound(f"there is no list at {_text(path)!r}")
+    length = found.count if isinstance(found, Rope) else len(found)
+    first = max(length - limit, 0) if start is None else min(max(start, 0), length)
+    picked = _between(found, first, min(first + limit, length), source)
+    return Items(length, first, [load_node(node, source) for node in picked])
+
+
+def _node(root: Node, path: state_paths.Path, source: Source) -> Node:
+    node = at(root, state_paths.parse(path), source) if path else root
+    if node is None:
+        raise NotFound(f"the state has nothing at {_text(path)!r}")
+    return node
+
+
+def _text(path: state_paths.Path) -> str:
+    return path if isinstance(path, str) else ".".join(map(str, path))
+
+
+def _list(node: Node, source: Source) -> Rope | list[Node] | None:
+    if isinstance(node, Rope):
+        return node if node.kind == LIST else None
+    if isinstance(node, Struct):
+        return list(node.children) if node.kind != DICT else None
+    loaded = load_node(node, source)
+    return [Leaf(values.encode(v)) for v in loaded] if type(loaded) is list else None
+
+
+def _between(found: Rope | list[Node], start: int, stop: int, source: Source) -> list[Node]:
+    if not isinstance(found, Rope):
+        return found[start:stop]
+    if start >= stop:
+        return []
+    return list(rope_items(item_streams.cut(found.extents, start, stop), source))
+
+
+def rope_items(extents: Sequence[Extent], source: Source) -> Iterator[Node]:
+    """Yield the items in some extents."""
+    for piece in item_streams.pieces(source, extents):
+        for item in piece.items():
+            yield parse(item) if piece.refs else Leaf(item)
+
+
+def _part(node: Node, source: Source, start: int, limit: int) -> Part:
+    found = _list(node, source)
+    if found is not None:
+        length = found.count if isinstance(found, Rope) else len(found)
+        picked = _between(found, min(start, length), min(start + limit, length), source)
+        inner = [(start + n, _part(each, source, 0, 0)) for n, each in enumerate(picked)]
+        return Part("list", node.size, length, None, start, inner)
+    struct = ropes.entries(node, source) if isinstance(node, Rope) and node.kind == DICT else node
+    if isinstance(struct, Struct):
+        pairs = list(zip(struct.keys, struct.children, strict=True))[start : start + limit]
+        entries = [(values.decode(k), _part(child, source, 0, 0)) for k, child in pairs]
+        return Part("dict", node.size, len(struct.children), None, start, entries)
+    loaded = load_node(node, source)
+    if isinstance(loaded, dict):
+        pairs = list(loaded.items())[start : start + limit]
+        entries = [(k, _part(Leaf(values.encode(v)), source, 0, 0)) for k, v in pairs]
+        return Part("dict", node.size, len(loaded), None, start, entries)
+    sized = isinstance(loaded, str | bytes | tuple | set | frozenset)
+    return Part(type(loaded).__name__, node.size, len(loaded) if sized else None, loaded, start, [])

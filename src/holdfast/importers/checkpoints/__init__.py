@@ -1,0 +1,1 @@
+"""Importers of checkpoints that other stores keep."""

@@ -1,0 +1,1 @@
+"""Importers of conversations that other tools recorded."""

@@ -1,0 +1,1 @@
+"""Retention, garbage collection, verification, repair and statistics of a store."""

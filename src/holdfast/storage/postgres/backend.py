@@ -1,0 +1,494 @@
+"""PostgreSQL: one store for many machines.
+
+A save is one statement, which is durable when it returns. Small saves of several threads share one
+statement. If a connection breaks during a commit, the outcome is unknown. The change is then made
+again, which is safe because it compares the head. If the second attempt is refused, the backend
+checks whether the first one succeeded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import weakref
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+
+from holdfast.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from holdfast.format.records import seal_counter, unseal_counter
+from holdfast.log import logger
+from holdfast.storage import changes
+from holdfast.storage.contract import Backend, Change, MissingReference, StaleHead, View
+from holdfast.storage.group_commit import Group, Member
+from holdfast.storage.postgres import maintain, writer
+from holdfast.storage.postgres import schema as schemas
+from holdfast.storage.postgres.connection import (
+    Link,
+    Target,
+    Unconfirmed,
+    is_cut,
+    is_worth_another_try,
+)
+from holdfast.storage.postgres.notify import Listener, Notifier
+from holdfast.storage.postgres.pool import Connections
+from holdfast.storage.postgres.reader import PostgresView
+from holdfast.storage.reader import Reader
+from holdfast.storage.tally import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from holdfast.storage.batch import Batch
+    from holdfast.storage.contract import JournalAppend, Sweep, Trim
+
+_T = TypeVar("_T")
+
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SNAPSHOT = "SELECT pg_current_snapshot()::text"
+# Each commit leaves a row with a higher xmin, so no two of these are equal.
+_STATE = _SNAPSHOT + ", count(*), sum(xmin::text::bigint)::text FROM heads"
+
+
+class _Alone(Exception):
+    """A change was not written together with others. `why` is the error, if there was one."""
+
+    def __init__(self, why: psycopg.Error | None = None) -> None:
+        self.why = why
+
+
+class PostgresBackend(Backend):
+    """A store in PostgreSQL.
+
+    Safe for threads and processes; a forked child opens new connections.
+    """
+
+    name = "postgresql"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool | None = None,
+        read_only: bool = False,
+        durability: str = "full",
+        timeout: float = 30.0,
+        schema: str | None = None,
+        pool_size: int = 8,
+    ) -> None:
+        if type(pool_size) is not int or pool_size < 1:
+            raise InvalidRequest(f"pool_size must be a number from 1 on, not {pool_size!r}")
+        self.read_only = read_only
+        self._timeout = timeout
+        self._target = target = Target.parse(
+            url, schema, timeout=timeout, read_only=read_only, durability=durability
+        )
+        self.path = target.shown
+        self._connections = Connections(target, pool_size)
+        self._notifier, self._listener = Notifier(self._connections, target), Listener(target)
+        self._group = Group(self._write_together)
+        self._version: tuple[object, object] = (None, None)
+        with self._maintenance() as link:
+            found = schemas.prepare(link, target, create=bool(create) and not read_only)
+        self._is_tallied = found == schemas.FORMAT
+        _open_backends.add(self)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    @contextmanager
+    def _maintenance(self) -> Iterator[Link]:
+        """Yield a separate connection for one long task, so that saves need not wait for it."""
+        self._connections.check_open()
+        with self._target.translated():
+            link = self._target.connect()
+            try:
+                yield link
+            finally:
+                link.close()
+
+    def _check_writable(self) -> None:
+        self._connections.check_open()
+        if self.read_only:
+            raise Unavailable(
+                f"the store {self.path} was opened read-only", hint="open it without read_only"
+            )
+
+    def _go_on(self, e: psycopg.Error, deadline: float, pause: float) -> None:
+        """Wait before another attempt. Raise if an attempt is useless, or if no time is left."""
+        cut = is_cut(e)
+        if time.monotonic() + pause >= deadline or not (cut or is_worth_another_try(e)):
+            raise self._target.error(e) from e
+        if cut:
+            self._connections.distrust()
+        time.sleep(pause)
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        self._connections.check_open()
+        with self._target.translated(), ExitStack() as held:
+
+            def begin() -> Link:
+                deadline = self._deadline()
+                for pause in _pauses():
+                    lent = ExitStack()
+                    try:
+                        link = lent.enter_context(self._connections.lend(deadline))
+                        link.ask(_BEGIN)
+                    except psycopg.Error as e:
+                        lent.close()
+                        self._go_on(e, deadline, pause)
+                    except BaseException:
+                        lent.close()
+                        raise
+                    else:
+                        held.push(lent)
+                        held.callback(_end, link)
+                        link.deadline = None
+                        return link
+                raise AssertionError
+
+            yield PostgresView(begin(), self._target, begin, tallied=self._is_tallied)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def commit(self, change: Change) -> None:
+        self._check_writable()
+        deadline = self._deadline()
+        batch = changes.of_change(change)
+        alone = self._join(batch) if writer.fits(batch) else _Alone()
+        if alone is not None:
+            self._write_alone(batch, deadline, alone.why)
+        self._notifier.poke()
+
+    def append_journal(self, append: JournalAppend) -> None:
+        self._check_writable()
+        self._write_alone(append, self._deadline())
+        self._notifier.poke()
+
+    def renew(self, session: int, token: bytes) -> bool:
+        self._check_writable()
+        return self._aside(lambda link: writer.renew(link, session, token))
+
+    def _join(self, batch: Batch) -> _Alone | None:
+        try:
+            self._group.join(batch)
+        except _Alone as e:
+            return e
+        return None
+
+    def _write_together(self, members: list[Member[Batch]]) -> None:
+        """Write the changes of several members. Those that cannot be batched are retried alone."""
+        ours: dict[int, Member[Batch]] = {}
+        for member in members:
+            if ours.setdefault(writer.session_of(member.change), member) is not member:
+                member.finish(_Alone())
+        batches = [member.change for member in ours.values()]
+        allowed = max(self._timeout / 3, sum([writer.seconds(batch) for batch in batches]))
+        unsure: psycopg.Error | None = None
+        try:
+            with self._connections.saver(time.monotonic() + allowed) as link:
+                unsure = psycopg.OperationalError("another thread was interrupted")
+                if len(batches) == 1:
+                    writer.write(link, *batches)
+                    done = {*ours}
+                else:
+                    done = writer.write_many(link, batches)
+            for session, member in ours.items():
+                member.finish(None if session in done else _Alone())
+        except psycopg.Error as e:
+            unsure = unsure and e  # without a connection nothing was sent
+            if is_cut(e):
+                self._connections.distrust()
+        except Exception as e:
+            if len(batches) > 1:
+                raise
+            ours[writer.session_of(batches[0])].finish(e)
+        finally:
+            for member in ours.values():
+                if not member.done:
+                    member.finish(_Alone(unsure))
+
+    def _write_alone(
+        self, batch: Batch | JournalAppend, deadline: float, unsure: psycopg.Error | None = None
+    ) -> None:
+        """By ourselves, after a try with others that failed, or without one."""
+        writer.check_size(batch)
+        if unsure is not None and not is_cut(unsure):
+            unsure = None
+        for pause in _pauses():
+            sent = False
+            try:
+                with self._connections.lend(deadline) as link:
+                    sent = True
+                    self._attempt(link, batch, unsure)
+                break
+            except psycopg.Error as e:
+                if sent and is_cut(e):
+                    unsure = e
+                try:
+                    self._go_on(e, deadline, pause)
+                except Unavailable as refused:
+                    if unsure is not None:
+                        raise self._unknown(unsure) from e
+                    raise refused from e
+
+    def _attempt(
+        self, link: Link, batch: Batch | JournalAppend, unsure: psycopg.Error | None
+    ) -> None:
+        """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
+
+        It gets the time it needs even if that is the last: a lock is given up sooner than that.
+        """
+        before, seconds = link.patience, writer.seconds(batch)
+        link.deadline = time.monotonic() + max(self._timeout / 3, seconds)
+        link.patience = self._timeout + 1.0 + seconds  # the server's time begins when it has it
+        try:
+            writer.write(link, batch)
+        except (StaleHead, MissingReference, Conflict, Corrupt):
+            if unsure is None:
+                raise
+            link.deadline = None
+            made = writer.landed(link, batch)
+            if made is None:
+                raise self._unknown(unsure) from None
+            if not made:
+                raise
+        finally:
+            link.patience = before
+
+    def _unknown(self, e: psycopg.Error) -> Unavailable:
+        return Unavailable(
+            f"the outcome of a commit to {self.path} is unknown: {self._target.plain(e)}",
+            hint="the change may have been made or not; refresh() and look before trying again",
+        )
+
+    def _collect(self, do: Callable[[Link], _T]) -> _T:
+        """Run `do` in a transaction of gc, again after a cut: it then finds only the rest."""
+        # Always durable: if a sweep were forgotten, a trim would take rows that are needed again.
+        self._check_writable()
+        deadline, target = self._deadline(), self._target._replace(durability="full")
+        for pause in _pauses():
+            try:
+                link = target.connect()
+                try:
+                    with maintain.alone(link, self._target.schema):
+                        done = do(link)
+                finally:
+                    link.close()
+                self._notifier.poke()
+                return done
+            except psycopg.Error as e:
+                self._go_on(e, deadline, pause)
+        raise AssertionError
+
+    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+        def do(link: Link) -> list[bool]:
+            maintain.begin_sweeps(link, sweeps)
+            reader = Reader(PostgresView(link, self._target))
+            done = []
+            for sweep in sweeps:
+                done.append(sweep.is_current(reader))
+                if done[-1]:
+                    maintain.sweep(link, sweep)
+            return done
+
+        return self._collect(do)
+
+    def trim(self, trim: Trim) -> int:
+        return self._collect(lambda link: maintain.trim(link, trim))
+
+    def compact(
+        self, progress: Callable[[int, int], None] | None = None, *, erase: bool = False
+    ) -> bool:
+        """Make freed space usable, and return the end of each table to the system.
+
+        With `erase`, each table is locked and rewritten.
+        """
+        self._check_writable()
+        tables = [*schemas.TABLES]
+        vacuum, left_out = "VACUUM FULL" if erase else "VACUUM", 0
+        with self._maintenance() as link:
+            link.take_your_time()
+            for n, table in enumerate(tables, start=1):
+                left_out += not self._tend(link, f"{vacuum} {table}")
+                if progress is not None:
+                    progress(n, len(tables))
+        return not (erase and left_out)
+
+    def reindex(self) -> None:
+        self._check_writable()
+        with self._maintenance() as link:
+            link.take_your_time()
+            for table in schemas.TABLES:
+                self._tend(link, f"REINDEX TABLE {table}")
+            maintain.rehash(link)
+
+    def recount(self, used: Mapping[str, int]) -> None:
+        self._check_writable()
+        with self._maintenance() as link, link.transaction():
+            rows: Any = link.execute("SELECT space, body FROM counters FOR UPDATE").fetchall()
+            for space, body in Counters(dict(rows), used).renewed().items():
+                link.execute(maintain.PUT_COUNTER, (space, body))
+
+    def accept(self, session: int) -> bool:
+        def do(link: Link) -> bool:
+            return maintain.add_up_anew(link, Reader(PostgresView(link, self._target)), session)
+
+        return self._collect(do)
+
+    def _tend(self, link: Link, sql: str) -> bool:
+        """Run a maintenance statement that only an owner may run. Return whether it was done."""
+        try:
+            link.execute(sql)
+            return True
+        except (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.DeadlockDetected) as e:
+            logger.warning("%s on %s was left out: %s", sql, self.path, self._target.plain(e))
+        except Unconfirmed as e:  # a warning: this user may not VACUUM
+            logger.debug("%s on %s: %s", sql, self.path, self._target.plain(e))
+        return False
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _aside(self, do: Callable[[Link], _T]) -> _T:
+        deadline = self._deadline()
+        for pause in _pauses():
+            try:
+                with self._connections.side(deadline) as link:
+                    return do(link)
+            except psycopg.Error as e:
+                self._go_on(e, deadline, pause)
+        raise AssertionError
+
+    def version(self) -> object:
+        """Return the state of all heads.
+
+        It is read again if any transaction of the server has ended.
+        """
+
+        def look(link: Link) -> object:
+            snapshot, state = self._version
+            if link.rows(_SNAPSHOT) != [(snapshot,)]:
+                [(snapshot, *state)] = link.rows(_STATE)
+                self._version = (snapshot, tuple(state))
+            return self._version[1]
+
+        return self._aside(look)
+
+    def wait(self, seconds: float) -> None:
+        self._listener.wait(seconds)
+
+    def identity(self) -> object:
+        """The same through every host name, socket, role and pooler of a server."""
+        with self._maintenance() as link:
+            return link.execute(
+                "SELECT pg_postmaster_start_time()::text, d.oid::bigint, n.oid::bigint "
+                "FROM pg_catalog.pg_database d, pg_catalog.pg_namespace n "
+                "WHERE d.datname = current_database() AND n.nspname = %s",
+                (self._target.schema,),
+            ).fetchall()
+
+    def backup(self, path: Path) -> None:
+        raise InvalidRequest(
+            f"the store {self.path} cannot be backed up to {path}",
+            hint="use pg_dump, or copy() it to another store",
+        )
+
+    def reserve(self, space: Literal["session", "stream"], count: int) -> int:
+        """Reserve numbers durably.
+
+        A client survives a crash of its server. If the server had forgotten the reservation, it
+        would give the same numbers a second time.
+        """
+        self._check_writable()
+        known = "SELECT body FROM counters WHERE space = %s"
+        change = "UPDATE counters SET body = %s WHERE space = %s AND body = %s"
+
+        def take(link: Link) -> int:
+            while True:
+                rows: list[Any] = link.execute(known, (space,)).fetchall()
+                if not rows:
+                    raise Corrupt(f"the store {self.path} has lost its counters")
+                [(body,)] = rows
+                first = unseal_counter(space, body)
+                new = seal_counter(space, first + count)
+                if link.execute(change, (new, space, body)).rowcount:
+                    return first
+
+        return self._aside(take)
+
+    def reset_lock(self) -> None:
+        return  # its own hooks see to that
+
+    def before_fork(self) -> None:
+        self._connections.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        self._connections.after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        self._connections.reset()
+        self._group.reset()
+        self._notifier.reset()
+        self._listener.reset()
+
+    def close(self) -> None:
+        self._notifier.stop()
+        self._listener.stop()
+        self._connections.close()
+        _open_backends.discard(self)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between tries: none at first, then more and more, and never the same for two."""
+    yield 0.0
+    pause = 0.01
+    while True:
+        yield random.uniform(pause / 2, pause)
+        pause = min(pause * 2, 0.2)
+
+
+def _end(link: Link) -> None:
+    """End a reader's transaction. If that fails the connection is not used again."""
+    if link.owner == os.getpid() and not link.closed:
+        try:
+            link.ask("COMMIT")
+        except psycopg.Error as e:
+            logger.debug("a connection broke behind a reader: %s", type(e).__name__)
+            link.close()
+
+
+# -- fork safety ---------------------------------------------------------------------------------
+
+_open_backends: weakref.WeakSet[PostgresBackend] = weakref.WeakSet()
+_forking: list[PostgresBackend] = []
+
+
+def _before_fork() -> None:
+    for backend in list(_open_backends):
+        backend.before_fork()
+        _forking.append(backend)
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        _forking.pop().after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

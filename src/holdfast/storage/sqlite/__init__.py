@@ -1,0 +1,1 @@
+"""The backend that keeps a store in one SQLite file."""

@@ -1,0 +1,434 @@
+"""Write batches to SQLite.
+
+Each function expects an open connection. It commits its transaction or raises; the caller rolls
+back. All values are bound as parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from holdfast import clock
+from holdfast.errors import KeyTaken, SessionExists
+from holdfast.format.records import MAX_SEQ, SEQ_BITS, position
+from holdfast.storage.batch import (
+    Batch,
+    Delete,
+    DeleteIf,
+    DeleteRange,
+    Insert,
+    Put,
+    Rename,
+    check,
+)
+from holdfast.storage.contract import JournalAppend, MissingReference, StaleHead
+from holdfast.storage.sqlite.reader import COMPUTED, SqliteView, name_hash
+from holdfast.storage.tables import SESSIONS_BY_NAME, TABLES
+from holdfast.storage.tally import TALLY_MASK, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.storage.batch import Guard, Refusal, Share, Swap, Write
+    from holdfast.storage.reader import Reader
+    from holdfast.storage.tables import Row
+
+_MAX_BINDINGS = 8
+_MAX_PLAIN = 4
+
+_BEGIN = "BEGIN IMMEDIATE; "
+_SWAP = "UPDATE heads SET body = ? WHERE session = ? AND body = ?"
+_NEW_HEAD = """INSERT INTO heads VALUES (?, ?)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE body = x''"""
+# A blob that is removed and written again must not look to gc like the one before.
+_SHARE = """INSERT INTO blobs (digest, uses, body) VALUES (?, random() & 0xffffffff, ?)
+ON CONFLICT (digest) DO UPDATE SET uses = uses + 1"""
+_REWRITE = _SHARE + ", body = excluded.body"
+_USE = "UPDATE blobs SET uses = uses + 1 WHERE digest = ?"
+# The most frequent batch is one statement, and so one transaction: it inserts a row into a view of
+# the writing connection, and a trigger writes its parts to the tables.
+_APPEND = "INSERT INTO appends VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_APPENDS = """CREATE TEMP VIEW appends (head, session, expect, item, row, pos, id, body)
+AS SELECT 0, 0, 0, 0, 0, 0, 0, 0;
+CREATE TEMP TRIGGER append INSTEAD OF INSERT ON appends BEGIN
+UPDATE main.heads SET body = NEW.head WHERE session = NEW.session AND body = NEW.expect;
+SELECT RAISE(ABORT, 'moved') WHERE changes() <> 1;
+INSERT INTO items VALUES (NEW.item, NEW.row);
+INSERT INTO checkpoints VALUES (NEW.pos, NEW.id, NEW.body);
+END"""
+# An entry of a journal is one statement, too. It must be the next entry. The lease must have the
+# token; without a token, the session must exist.
+_ENTRY = "INSERT INTO jots VALUES (?, ?, ?, ?, ?)"
+_ENTRIES = """CREATE TEMP VIEW jots (session, token, number, pos, body) AS SELECT 0, 0, 0, 0, 0;
+CREATE TEMP TRIGGER jot INSTEAD OF INSERT ON jots BEGIN
+INSERT INTO spans SELECT NEW.session, 1, NEW.number + 1
+WHERE iif(NEW.token IS NULL, EXISTS (SELECT 1 FROM heads WHERE session = NEW.session),
+EXISTS (SELECT 1 FROM leases WHERE session = NEW.session AND token = NEW.token))
+AND (NEW.number = 1 OR EXISTS (SELECT 1 FROM spans WHERE session = NEW.session))
+ON CONFLICT (session) DO UPDATE SET next = excluded.next WHERE next = NEW.number;
+SELECT RAISE(ABORT, 'moved') WHERE changes() <> 1;
+INSERT INTO journal VALUES (NEW.pos, NEW.body);
+END"""
+_REFUSALS = (StaleHead, MissingReference, KeyTaken, SessionExists)
+
+
+def prepare(connection: apsw.Connection) -> None:
+    """Create the temporary views through which a connection writes frequent changes."""
+    connection.execute(_APPENDS)
+    connection.execute(_ENTRIES)
+
+
+def write(connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch | JournalAppend) -> None:
+    """Write one batch as one transaction."""
+    if not _write_at_once(cursor, batch):
+        _write(connection, cursor, batch, _BEGIN, "COMMIT")
+
+
+def _write_at_once(cursor: apsw.Cursor, batch: Batch | JournalAppend) -> bool:
+    """Write a batch that takes one statement. Return False, and write nothing, if it takes more.
+
+    Such a statement is a transaction by itself. Within another transaction, it leaves nothing if it
+    fails.
+    """
+    if isinstance(batch, JournalAppend):
+        if len(batch.entries) != 1:
+            return False
+        _append_journal(cursor, batch)
+        return True
+    if len(batch.writes) != 2 or batch.guards or batch.swap is None:
+        return False
+    item, checkpoint = batch.writes
+    if (
+        type(item) is not Insert
+        or type(checkpoint) is not Insert
+        or item.table != "items"
+        or checkpoint.table != "checkpoints"
+    ):
+        return False
+    session, expect, head, refusal, _ = batch.swap
+    try:
+        cursor.execute(_APPEND, (head, session, expect, *item.row, *checkpoint.row))
+    except apsw.ConstraintError as e:
+        if str(e) == "moved":
+            raise refusal() from None
+        raise checkpoint.refusal() from e
+    return True
+
+
+def write_many(
+    connection: apsw.Connection,
+    cursor: apsw.Cursor,
+    batches: Sequence[Batch | JournalAppend],
+    outcomes: list[BaseException | None],
+) -> None:
+    """Write several batches in one transaction. Add the error of each, or None, to `outcomes`.
+
+    A refused batch leaves nothing behind and does not affect the others. Any other error is raised,
+    and then none of the batches is written.
+    """
+    cursor.execute("BEGIN IMMEDIATE")
+    for batch in batches:
+        try:
+            # Most take one statement, which needs no savepoint.
+            if not _write_at_once(cursor, batch):
+                write_within(connection, cursor, batch)
+            outcomes.append(None)
+        except _REFUSALS as e:
+            outcomes.append(e)
+    cursor.execute("COMMIT")
+
+
+def write_within(
+    connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch | JournalAppend
+) -> None:
+    """Write all of a batch or nothing, within an open transaction."""
+    if isinstance(batch, Batch) and len(batch.writes) == 1 and batch.swap is None:
+        _write(connection, cursor, batch, "", "")  # one statement leaves nothing if it is refused
+        return
+    cursor.execute("SAVEPOINT member")
+    try:
+        _write(connection, cursor, batch, "", "")
+    except _REFUSALS:
+        cursor.execute("ROLLBACK TO member; RELEASE member")
+        raise
+    cursor.execute("RELEASE member")
+
+
+def _write(
+    connection: apsw.Connection,
+    cursor: apsw.Cursor,
+    batch: Batch | JournalAppend,
+    before: str,
+    after: str,
+) -> None:
+    if isinstance(batch, JournalAppend):
+        cursor.execute(before)
+        _append_journal(cursor, batch)
+        cursor.execute(after)
+        return
+    if _write_plain(connection, cursor, batch, before, after):
+        return
+    statements = _Statements(connection, cursor, before)
+    if batch.swap is not None:
+        statements.swap(batch.swap)
+    for guard in batch.guards:
+        statements.check(guard)
+    for write in batch.writes:
+        statements.add(write)
+    statements.finish(after)
+
+
+_PLAIN = {
+    "items": "INSERT INTO items VALUES (?, ?); ",
+    "checkpoints": "INSERT INTO checkpoints VALUES (?, ?, ?); ",
+}
+_PACKED = "DELETE FROM items WHERE pos >= ? AND pos < ?; "
+
+
+def _write_plain(
+    connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch, before: str, after: str
+) -> bool:
+    """Write a batch that has only a head, items and a checkpoint, as most saves have.
+
+    Return False, and write nothing, if it has more. This code is short, because code that runs once
+    between two waits for the disk runs with cold caches.
+    """
+    swap = batch.swap
+    if swap is None or not swap.expect or batch.guards or len(batch.writes) > _MAX_PLAIN:
+        return False
+    sql, values = "", list[Any]()
+    refusal: Refusal = swap.refusal
+    for write in batch.writes:
+        if type(write) is Insert and write.table in _PLAIN:
+            sql += _PLAIN[write.table]
+            values += write.row
+            refusal = write.refusal
+        elif type(write) is DeleteRange and write.table == "items":
+            sql += _PACKED
+            values += (write.low, write.high)
+        else:
+            return False
+    cursor.execute(before + _SWAP, (swap.body, swap.session, swap.expect))
+    if connection.changes() != 1:
+        raise swap.refusal()
+    if sql + after:
+        try:
+            cursor.execute(sql + after, values)
+        except apsw.ConstraintError as e:
+            raise refusal() from e
+    return True
+
+
+def _append_journal(cursor: apsw.Cursor, append: JournalAppend) -> None:
+    """Append entries to a journal, each with one statement."""
+    base = append.session << SEQ_BITS
+    try:
+        for n, body in enumerate(append.entries, append.first):
+            cursor.execute(_ENTRY, (append.session, append.token, n, base | n, body))
+    except apsw.ConstraintError:
+        raise StaleHead from None
+
+
+@cache
+def _insert(table: str, *, replace: bool) -> str:
+    marks = ", ".join("?" * (len(TABLES[table].columns) + 2 * (table == "leases")))
+    return f"INSERT{' OR REPLACE' * replace} INTO {table} VALUES ({marks})"
+
+
+@cache
+def _delete(table: str) -> str:
+    terms = [f"{column} = ?" for column in TABLES[table].columns[: TABLES[table].key]]
+    return f"DELETE FROM {table} WHERE {' AND '.join(terms)}"  # noqa: S608 - our own names
+
+
+_TALLIED = {"marks": 0, "operations": 1, "tombs": 2}
+"""The tables whose rows are summed, with the place of the sum in a tally."""
+_ADD_TALLY = f"""INSERT INTO tallies VALUES (?, ?, ?, ?, ?) ON CONFLICT (session) DO UPDATE SET
+marks = (marks + excluded.marks) & {TALLY_MASK},
+operations = (operations + excluded.operations) & {TALLY_MASK},
+tombs = (tombs + excluded.tombs) & {TALLY_MASK}, lease = ifnull(excluded.lease, lease)"""  # noqa: S608
+_SPAN = """INSERT INTO spans VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET
+first = max(first, excluded.first), next = max(next, excluded.next)"""
+
+
+class _Statements:
+    """Executes the statements of one batch.
+
+    Those that return nothing are collected and executed in one call, because a call costs as much
+    as a statement.
+    """
+
+    def __init__(self, connection: apsw.Connection, cursor: apsw.Cursor, before: str) -> None:
+        self._connection, self._cursor = connection, cursor
+        self._sql, self._values = before, list[Any]()
+        self._refusal: Refusal | None = None
+        self._sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+        """By session: what the batch adds to its sums."""
+        self._leases: dict[int, bytes] = {}
+
+    def _collect(self, sql: str, values: Sequence[Any], refusal: Refusal | None = None) -> None:
+        other = refusal is not None and self._refusal not in (None, refusal)
+        if other or len(self._values) >= _MAX_BINDINGS:
+            self._execute()
+        self._sql += sql + "; "
+        self._values += values
+        self._refusal = self._refusal or refusal
+
+    def _execute(self, sql: str = "", values: Sequence[Any] = ()) -> list[Any]:
+        """Execute what was collected, and one more statement. Return its rows."""
+        text, bindings = self._sql + sql, [*self._values, *values]
+        refusal, self._refusal = self._refusal, None
+        self._sql, self._values = "", []
+        if not text:
+            return []
+        try:
+            return self._cursor.execute(text, bindings).fetchall()
+        except apsw.ConstraintError as e:
+            if refusal is None:
+                raise
+            raise refusal() from e
+
+    def _changed(self, sql: str, values: Sequence[Any]) -> bool:
+        """Execute a statement, and return whether it changed a row."""
+        self._execute(sql, values)
+        return self._connection.changes() > 0
+
+    def swap(self, swap: Swap) -> None:
+        session, expect, body, refusal, _ = swap
+        if expect:
+            done = self._changed(_SWAP, (body, session, expect))
+        else:  # a head that was lost
+            done = self._changed(_NEW_HEAD, (session, body))
+        if not done:
+            raise refusal()
+
+    def check(self, guard: Guard) -> None:
+        if guard.by is not SESSIONS_BY_NAME:  # its index refuses a second one
+            self._execute()
+            check(guard, SqliteView(self._connection))
+
+    def add(self, write: Write) -> None:
+        match write:
+            case Insert(table, row, refusal):
+                self._insert(table, row, refusal)
+            case Put(table, row):
+                if table in _TALLIED:
+                    self._delete(table, row[: TABLES[table].key])
+                self._insert(table, row, None)
+            case Delete(table, key):
+                self._delete(table, key)
+            case DeleteRange(table, low, high):
+                self._delete_range(table, low, high)
+            case DeleteIf(by, key, column, value, refusal):
+                test = f"{COMPUTED.get(column, column)} IS ?"  # a damaged one, too
+                sql = f"DELETE FROM {by.table} WHERE {by.by[0]} = ? AND {test}"  # noqa: S608
+                if not self._changed(sql, (*key, value)):
+                    raise refusal()
+            case Rename():
+                self._rename(write)
+            case _:
+                self._share(write)
+
+    def _insert(self, table: str, row: Row, refusal: Refusal | None) -> None:
+        sql = _insert(table, replace=refusal is None)
+        if table in _TALLIED:
+            self._sums[row[0] >> SEQ_BITS][_TALLIED[table]] += Tally.total(row[-1:])
+        elif table == "leases":
+            session, token, body = row
+            row = session, token, clock.boot_id(), clock.elapsed(), body
+            self._leases[session] = Tally.of_lease(token, body)
+        self._collect(sql, row, refusal)
+        if table == "sessions":
+            self._collect("INSERT INTO names VALUES (?, ?)", (name_hash(row[1]), row[0]), refusal)
+        elif table == "journal":
+            session, number = row[0] >> SEQ_BITS, row[0] & MAX_SEQ
+            self._collect(_SPAN, (session, 1, number + 1), refusal)
+
+    def _delete(self, table: str, key: Row) -> None:
+        if table in _TALLIED:
+            self._subtract(table, key[0] >> SEQ_BITS, _delete(table), key)
+        elif table == "sessions":
+            gone = self._execute(_delete(table) + " RETURNING name", key)
+            for (name,) in gone:
+                self._collect("DELETE FROM names WHERE hash = ?", (name_hash(name),))
+        else:
+            self._collect(_delete(table), key)
+        if table == "tallies":
+            self._sums.pop(key[0], None)
+
+    def _delete_range(self, table: str, low: int, high: int) -> None:
+        sql = f"DELETE FROM {table} WHERE pos >= ? AND pos < ?"  # noqa: S608 - our own names
+        if table in _TALLIED:
+            self._subtract(table, low >> SEQ_BITS, sql, (low, high))
+        else:
+            self._collect(sql, (low, high))
+        if table == "journal":
+            session, first = low >> SEQ_BITS, high - low
+            self._collect(_SPAN, (session, first, first))
+
+    def _subtract(self, table: str, session: int, sql: str, values: Sequence[Any]) -> None:
+        """Remove rows that are summed."""
+        gone = self._execute(sql + " RETURNING body", values)
+        self._sums[session][_TALLIED[table]] -= Tally.total([body for (body,) in gone])
+
+    def _rename(self, rename: Rename) -> None:
+        session, name, body, refusal = rename
+        [(old,)] = self._execute("SELECT name FROM sessions WHERE num = ?", (session,))
+        update = "UPDATE sessions SET name = ?, body = ? WHERE num = ?"
+        self._collect(update, (name, body, session), refusal)
+        self._collect("DELETE FROM names WHERE hash = ?", (name_hash(old),), refusal)
+        self._collect("INSERT INTO names VALUES (?, ?)", (name_hash(name), session), refusal)
+
+    def _share(self, share: Share) -> None:
+        digest, body, rewrite, refusal = share
+        if body is not None:
+            self._collect(_REWRITE if rewrite else _SHARE, (digest, body))
+        elif not self._changed(_USE, (digest,)):
+            raise refusal()
+
+    def finish(self, after: str) -> None:
+        self._sum()
+        self._execute(after)
+
+    def _sum(self) -> None:
+        """Update the tallies."""
+        for session in self._sums.keys() | self._leases.keys():
+            sums = [n & TALLY_MASK for n in self._sums[session]]
+            if any(sums) or session in self._leases:
+                self._collect(_ADD_TALLY, (session, *sums, self._leases.get(session)))
+
+
+_RENEW = "UPDATE leases SET boot = ?, since = ? WHERE session = ? AND token = ?"
+
+
+def renew(connection: apsw.Connection, session: int, token: bytes) -> bool:
+    connection.execute(_RENEW, (clock.boot_id(), clock.elapsed(), session, token))
+    return bool(connection.changes())
+
+
+_SPAN_OF_ROWS = """INSERT INTO spans
+SELECT pos >> 32, min(pos) & 0xffffffff, (max(pos) & 0xffffffff) + 1 FROM journal
+WHERE pos BETWEEN ? AND ? GROUP BY pos >> 32
+ON CONFLICT (session) DO UPDATE SET next = max(next, excluded.next)"""
+
+
+def add_up_anew(connection: apsw.Connection, reader: Reader, session: int) -> bool:
+    """Update the tally of a session to match its rows. Return whether it was different."""
+    if reader.damage(session) is None:
+        return False
+    execute = connection.execute
+    lease = (reader.tally(session) or Tally()).lease
+    held = "SELECT token, body FROM leases WHERE session = ?"
+    leases: list[Any] = execute(held, (session,)).fetchall()
+    if lease is None and leases:
+        lease = Tally.of_lease(*leases[0])
+    sums = Tally.sums(reader, session).values()
+    execute("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?)", (session, *sums, lease))
+    low, first = position(session, 0), position(session, reader.span(session).first)
+    execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, first))
+    execute(_SPAN_OF_ROWS, (low, low | MAX_SEQ))
+    return True

@@ -1,0 +1,134 @@
+"""Open the backend for an address, and import only that one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from holdfast.storage.contract import Backend
+
+
+_LONGEST = 1e6
+"""The longest timeout, in seconds. Servers count milliseconds in 32 bits, and a longer wait is as
+good as endless."""
+
+
+def open_backend(
+    url: str | os.PathLike[str],
+    *,
+    create: bool | None = None,
+    read_only: bool = False,
+    durability: str = "full",
+    timeout: float = 30.0,
+    schema: str | None = None,
+    pool_size: int | None = None,
+) -> Backend:
+    """Return the backend for a path (SQLite), "files:folder", "postgresql://…" or "memory:".
+
+    "sqlite:path" is a path, too. "sqlite:///path" and "files:///path" are absolute paths. Raises
+    InvalidRequest for a bad address or option, StoreNotFound if there is no store and `create`
+    forbids to make one, and Unavailable if it cannot be opened.
+    """
+    if durability not in ("full", "normal"):
+        raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
+    if not isinstance(timeout, int | float) or not 0 <= timeout <= _LONGEST:
+        raise InvalidRequest(f"timeout is a number of seconds, not {timeout!r}")
+    if create not in (None, True, False):
+        raise InvalidRequest(f"create is True, False or None, not {create!r}")
+    text = os.fspath(url)
+    if not isinstance(text, str) or text in ("", "-") or "\0" in text:
+        raise InvalidRequest(f"not a store's address: {url!r}")
+    scheme, _, rest = text.partition(":")
+    options: dict[str, Any] = {
+        "create": create,
+        "read_only": read_only,
+        "durability": durability,
+        "timeout": timeout,
+    }
+    if scheme in ("postgres", "postgresql"):
+        size = 8 if pool_size is None else pool_size
+        return _postgres(text, schema=schema, pool_size=size, **options)
+    if schema is not None or pool_size is not None:
+        raise InvalidRequest("schema and pool_size are for PostgreSQL")
+    if text == "memory:":
+        from holdfast.storage.memory import MemoryBackend
+
+        if create is False or read_only:
+            raise InvalidRequest("a memory: store is always new and empty")
+        return MemoryBackend()
+    if scheme in ("sqlite", "files"):
+        rest = _from_root(scheme, rest)
+    if scheme == "files":
+        from holdfast.storage.files.backend import FilesBackend
+
+        return FilesBackend(Path(rest), **options)
+    if scheme in ("file", "memory") or rest.startswith("//") or text == ":memory:":
+        raise InvalidRequest(
+            f"no kind of store is called {text.partition('//')[0]!r}",
+            hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
+        )
+    path = Path(rest if scheme == "sqlite" else text)
+    try:
+        text.encode()
+        if path.is_dir():
+            hint = "give the path of a file, or files:folder"
+            raise InvalidRequest(f"{path} is a folder", hint=hint)
+    except UnicodeEncodeError:
+        hint = "stores of files can lie there: files:folder"
+        raise InvalidRequest(
+            f"SQLite opens no path that is not UTF-8: {text!r}", hint=hint
+        ) from None
+    except OSError as e:  # the name is too long, or a parent folder is not accessible
+        raise Unavailable(f"{path} cannot be opened: {e}") from e
+    from holdfast.storage.sqlite.backend import SqliteBackend
+
+    return SqliteBackend(path, **options)
+
+
+def is_sqlite_store(path: Path) -> bool:
+    """Return whether a file is an SQLite store of ours. Raise OSError if it cannot be read."""
+    from holdfast.storage.sqlite.schema import APPLICATION_ID
+
+    with path.open("rb") as file:
+        header = file.read(72)
+    return header[:16] == b"SQLite format 3\0" and header[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def address(backend: Backend) -> str | None:
+    """Return the address that opens a store from any folder, without a password.
+
+    None for a store in memory.
+    """
+    path = str(getattr(backend, "path", ""))
+    if backend.name == "postgresql":
+        return path.partition(" (schema ")[0]
+    if not path:
+        return None
+    return ("files:" if backend.name == "files" else "") + os.path.abspath(path)
+
+
+def _from_root(scheme: str, path: str) -> str:
+    """Return the path of an address such as sqlite:///path. Other paths stay the same."""
+    if not path.startswith("//"):
+        return path
+    if not path.startswith("///"):
+        raise InvalidRequest(
+            f"{scheme}:{path} names a host, but the store is on this machine",
+            hint=f"{scheme}:path, or {scheme}:///path for a path from the root on",
+        )
+    return "/" + path.lstrip("/")
+
+
+def _postgres(url: str, **options: Any) -> Backend:
+    """Return the PostgreSQL backend. Raise InvalidRequest if the driver is not installed."""
+    try:
+        from holdfast.storage.postgres.backend import PostgresBackend
+    except ImportError as e:
+        raise InvalidRequest(
+            f"PostgreSQL needs a driver: {e}", hint="pip install 'holdfast[postgres]'"
+        ) from e
+    return PostgresBackend(url, **options)

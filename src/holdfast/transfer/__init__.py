@@ -1,0 +1,1 @@
+"""Copies of sessions to other stores, and exports to files."""
