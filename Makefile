@@ -9,6 +9,8 @@ TOOLS := strace:strace faketime:faketime jq:jq chromium:chromium
 PORTABLE := $(addprefix tests/,$(addsuffix .py,test_architecture test_ids test_telemetry format/test_layout \
     history/test_append storage/sqlite/test_wal))
 ARGS ?=
+# What failed is run once more, alone. If it passes then, the first output is still there to look into.
+AGAIN = echo "==> pytest: what failed, once more, one by one" && $(PY) -m pytest --last-failed --last-failed-no-failures none $(ARGS)
 # QUICK= makes `make check` run the slow tests, too
 QUICK ?= --quick
 
@@ -30,7 +32,7 @@ check: lint ## lint, types and the quick tests (two minutes): the inner loop
 
 test: lint tools ## lint, types and every test (ARGS="-k name" narrows it)
 	@echo "==> pytest"
-	@$(PY) -m pytest -n logical --dist worksteal --durations 5 $(ARGS)
+	@$(PY) -m pytest -n logical --dist worksteal --durations 5 $(ARGS) || { [ $$? = 1 ] && $(AGAIN); }
 
 portable: $(VENV)/.installed-dev ## the few tests that also run on Windows
 	@$(PY) -m pytest -n 2 $(PORTABLE) $(ARGS)

@@ -63,6 +63,22 @@ def test_an_empty_store_says_so(store: holdfast.Store, look: Look) -> None:
     expect(viewer.find(".stage")).to_contain_text("Choose one of the list.")
 
 
+def test_a_session_that_comes_before_the_events_are_heard_is_shown(
+    store: holdfast.Store, browser: Browser
+) -> None:
+    with served(store) as url, browser.new_context() as context:
+        viewer = Viewer(context.new_page(), url)
+        held: list[Route] = []
+        viewer.page.route("**/api/events*", lambda route, _: held.append(route))
+        with viewer.page.expect_request("**/api/events*"):
+            viewer.open()
+        expect(viewer.find(".sessions .empty")).to_contain_text("no session yet")
+        store.session("first").save({"n": 1})
+        for route in held:
+            route.continue_()
+        expect(viewer.find(".session")).to_contain_text("first")
+
+
 def test_a_run_that_died_is_not_shown_as_at_work(store: holdfast.Store, look: Look) -> None:
     worlds.in_doubt(store)
     with store.session("works").run(state={}):

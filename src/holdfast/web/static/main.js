@@ -101,9 +101,9 @@ function listening(desk, sessions, link) {
       link.className = connected ? "link on" : "link off";
       link.title = connected ? "Live: what lands in the store appears here" : "The server does not answer; trying again";
       link.setAttribute("aria-label", link.title);
-      if (connected && (wasConnected || desk.rows)) {
-        desk.refresh({ all: wasConnected });
-        later();
+      if (connected) {
+        if (wasConnected || desk.rows) desk.refresh({ all: wasConnected });
+        later(); // a session may have come between the first list and the first event
       }
       wasConnected ||= connected;
     },
