@@ -13,8 +13,7 @@ import ormsgpack
 import zstandard
 
 import holdfast
-from holdfast.storage.changes import of_change
-from holdfast.storage.contract import Change
+from holdfast.storage.contract import Batch
 from holdfast.storage.sqlite import writer
 
 from .messages import Message
@@ -67,7 +66,7 @@ class RawStore:
 class Statements:
     """Run only the SQL statements of appends, without the computing before and after.
 
-    A store in memory prepares the changes. This is not timed.
+    A store in memory prepares the batches. This is not timed.
     """
 
     def __init__(self, path: Path, durability: Durability) -> None:
@@ -76,19 +75,18 @@ class Statements:
         self._connection, self._cursor = backend._writer, backend._cursor
         self._maker = holdfast.open("memory:")
         self._session = self._maker.session("appends")
-        self._changes: list[Change] = []
+        self._batches: list[Batch] = []
         commit = self._maker._repository.backend.commit
 
-        def noted(change: Change) -> None:
-            commit(change)
-            self._changes.append(change)
+        def noted(batch: Batch) -> None:
+            commit(batch)
+            self._batches.append(batch)
 
         self._maker._repository.backend.commit = noted  # type: ignore[method-assign]
 
     def of(self, message: Message) -> Callable[[], None]:
         self._session.append("messages", message)
-        change = self._changes.pop()
-        batch = of_change(change)
+        batch = self._batches.pop()
         return lambda: writer.write(self._connection, self._cursor, batch)
 
     def close(self) -> None:

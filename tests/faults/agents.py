@@ -23,7 +23,7 @@ from holdfast import AfterToolCall, Done, Fenced, InDoubt
 from holdfast.history.journal import Journal
 from holdfast.runs.run_core import Halt
 from holdfast.storage import fs
-from holdfast.storage.contract import Change
+from holdfast.storage.contract import Batch, Put
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.postgres.connection import Link
@@ -101,11 +101,14 @@ def watch(store: holdfast.Store, trail: Trail) -> None:
         with trail.writing("offer", keys[facts["of"]]):
             offer(self, facts, token)
 
-    def committed(change: Change) -> None:
-        lease = None if change.notes is None else change.notes.lease
-        what = "save" if lease is None else "take" if lease[0] else "give"
+    def committed(batch: Batch) -> None:
+        if all(write[0] == "journal" for write in batch.writes):
+            commit(batch)  # `noted` and `offered` tell of these
+            return
+        tokens = [w.row[1] for w in batch.writes if isinstance(w, Put) and w.table == "leases"]
+        what = "save" if not tokens else "take" if tokens[0] else "give"
         with trail.writing(what, str(next(commits))):
-            commit(change)
+            commit(batch)
 
     Journal.append, Journal.offer = noted, offered  # type: ignore[method-assign, assignment]
     Journal.catch_up = read  # type: ignore[method-assign, assignment]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from holdfast.storage.batch import Batch, DeleteRange, Insert
-from holdfast.storage.contract import JournalAppend
+from holdfast.storage.changes import JournalAppend
+from holdfast.storage.contract import Batch, DeleteRange, Insert
 from holdfast.storage.sqlite import writer as sqlite_writer
 
 from . import ledger as books

@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 import holdfast
-from holdfast.storage.files.backend import FilesBackend
-from holdfast.storage.sqlite.backend import SqliteBackend
+from holdfast.storage import changes
 
 from . import processes, workload
 from .checking import findings, scratch
@@ -101,6 +100,5 @@ def takes_its_time(pauses: random.Random) -> None:
 
         return slowly
 
-    for kind in (SqliteBackend, FilesBackend):
-        for name, longest in (("sweep", 0.03), ("trim", 0.04)):
-            setattr(kind, name, slowed(getattr(kind, name), longest))
+    for name, longest in (("sweep", 0.03), ("trim", 0.04)):
+        setattr(changes, name, slowed(getattr(changes, name), longest))

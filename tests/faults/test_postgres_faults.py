@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.storage import changes
 from holdfast.storage.postgres import backend as postgres_backend
 from holdfast.storage.postgres import connection, schema, writer
 from holdfast.storage.postgres.backend import PostgresBackend
@@ -176,14 +177,14 @@ def freed_by_a_gc_that_was_forgotten(server: servers.Server, url: str) -> bool:
         session.rewind("@~1")
         session.delete(lost)
         server.checkpoint()  # so far all is durable
-        trim = store._repository.backend.trim
+        trim = changes.trim
 
         def crash_and_trim(*args: Any) -> int:
             server.kill()
             server.start()
             return trim(*args)
 
-        with patch.object(store._repository.backend, "trim", crash_and_trim):
+        with patch.object(changes, "trim", crash_and_trim):
             store.gc()
     with holdfast.open(url) as store:
         return not store.verify(read_data=True).ok

@@ -12,7 +12,7 @@ from ormsgpack import Ext
 import holdfast
 from holdfast.errors import Corrupt
 from holdfast.format import portable, values
-from holdfast.storage.contract import JournalAppend
+from holdfast.storage.changes import JournalAppend
 from holdfast.storage.files import item_files as files_data
 from holdfast.storage.files import row_json
 from holdfast.storage.reader import open_reader
@@ -110,12 +110,12 @@ def test_a_journal_loses_no_line(tmp_path: Path) -> None:
         rows: list[bytes] = []
         deep, plain = (b"a digest" + b"\0" + values.encode(value) for value in (nested, 1))
         for levels in depths():
-            backend.append_journal(JournalAppend(number, None, len(rows) + 1, [deep]))
+            backend.commit(JournalAppend(number, None, len(rows) + 1, [deep]).batch())
             rows.append(deep)
             backend._home.journals.clear()  # as another process would find it after a power loss
             (tmp_path / "store" / "sessions" / "s" / "journal").unlink()
             jot = JournalAppend(number, None, len(rows) + 1, [plain])
-            tried(levels, partial(backend.append_journal, jot))
+            tried(levels, partial(backend.commit, jot.batch()))
             with open_reader(backend) as reader:
                 found = [row for _, row in reader.journal(number, 1, 100)]
             assert found[: len(rows)] == rows

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ from holdfast.errors import (
 )
 from holdfast.format import values
 from holdfast.history import oplog
+from holdfast.storage.contract import Batch, Delete
 from holdfast.storage.memory import MemoryBackend
 from tests.faults.clock import wall_clock
 from tests.format.test_layout import message
@@ -729,10 +730,9 @@ def test_a_lost_head_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_forgotten_tombstone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = MemoryBackend.commit
 
-    def forgetful(self: MemoryBackend, change: Any) -> None:
-        if change.notes is not None:
-            change.notes.undeleted = ()
-        commit(self, change)
+    def forgetful(self: MemoryBackend, batch: Batch) -> None:
+        kept = [w for w in batch.writes if not (isinstance(w, Delete) and w.table == "tombs")]
+        commit(self, replace(batch, writes=kept))
 
     monkeypatch.setattr(MemoryBackend, "commit", forgetful)
     with pytest.raises((AssertionError, CheckpointNotFound)):

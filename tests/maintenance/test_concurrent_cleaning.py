@@ -15,6 +15,7 @@ from holdfast import Retention
 from holdfast.errors import HoldfastError
 from holdfast.history.oplog import Operator
 from holdfast.maintenance import autoprune, gc, prune
+from holdfast.storage import changes
 from tests.faults.clock import wall_clock
 from tests.maintenance.test_retention import _connected
 from tests.support.sessions import DAY, found_seqs, save_concurrently, save_random, seqs
@@ -195,16 +196,16 @@ def test_gc_of_a_busy_session_does_not_hold_up_others(
     for name in "ab":
         home.filled(9, name).prune(Retention(keep_last=1))
     monkeypatch.setattr(gc, "BATCH", 2)
-    backend, busy = home.store._repository.backend, home.another().session("a")
-    sweep, raced = backend.sweep, list[int]()
+    busy = home.another().session("a")
+    sweep, raced = changes.sweep, list[int]()
 
-    def race(sweeps: Any) -> Any:
+    def race(backend: Any, sweeps: Any) -> Any:
         if not raced:
             raced.append(1)
             busy.append("log", "x")
-        return sweep(sweeps)
+        return sweep(backend, sweeps)
 
-    monkeypatch.setattr(backend, "sweep", race)
+    monkeypatch.setattr(changes, "sweep", race)
     assert home.store.gc().checkpoints == 16
 
 

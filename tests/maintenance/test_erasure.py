@@ -16,6 +16,7 @@ import zstandard
 
 import holdfast
 from holdfast.model import ToolCall
+from holdfast.storage import changes
 from holdfast.storage.files import store_folder
 from holdfast.storage.sqlite import erase as sqlite_erase
 from holdfast.storage.sqlite import schema
@@ -414,13 +415,13 @@ def test_gc_says_that_it_has_skipped_a_session(home: Home, monkeypatch: pytest.M
     """Another process saves between the plan and the write, each time."""
     session = home.filled(3)
     session.delete("@~2")
-    sweep = type(home.store._repository.backend).sweep
+    sweep = changes.sweep
 
     def outrun(backend: Any, sweeps: Any) -> list[bool]:
         home.another().session("s").append("log", 1)
         return sweep(backend, sweeps)
 
-    monkeypatch.setattr(type(home.store._repository.backend), "sweep", outrun)
+    monkeypatch.setattr(changes, "sweep", outrun)
     assert home.store.gc()[:2] == (0, 0)
     assert home.store.gc().blocked
     monkeypatch.undo()

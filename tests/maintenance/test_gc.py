@@ -19,6 +19,7 @@ from holdfast.format.rows import unseal_items
 from holdfast.intervals import IntervalSet
 from holdfast.maintenance import gc
 from holdfast.maintenance.reachability import Reachable
+from holdfast.storage import changes
 from tests.format.test_layout import message, text
 from tests.history.test_undo import look
 from tests.maintenance.test_retention import _connected
@@ -354,16 +355,17 @@ def _lines(home: Home) -> dict[str, Any]:
 
 
 @contextmanager
-def before(backend: Any, what: str, act: Callable[[], object]) -> Iterator[None]:
-    """Somebody acts before each write of gc."""
-    real = getattr(backend, what)
+def before(home: Home, what: str, act: Callable[[], object]) -> Iterator[None]:
+    """Somebody acts before each write of this store's gc."""
+    real, ours = getattr(changes, what), home.store._repository.backend
 
-    def racing(arguments: Any) -> Any:
-        act()
-        return real(arguments)
+    def racing(backend: Any, arguments: Any) -> Any:
+        if backend is ours:
+            act()
+        return real(backend, arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, what, racing)
+        patch.setattr(changes, what, racing)
         yield
 
 
@@ -377,11 +379,7 @@ def test_two_gcs_at_once(home: Home, what: str, seed: int, monkeypatch: pytest.M
         _family(rng, home, 40)
         states, lines = _states(home), _lines(home)
         monkeypatch.setattr(gc, "BATCH", rng.choice([1, 3, 2_000]))
-        with (
-            before(home.store._repository.backend, what, other.gc)
-            if home.durable
-            else nullcontext()
-        ):
+        with before(home, what, other.gc) if home.durable else nullcontext():
             home.store.gc()
         report = home.store.verify(read_data=True)
         assert report.ok, str(report)
@@ -403,7 +401,7 @@ def test_people_work_while_gc_runs(home: Home, what: str, seed: int) -> None:
     for _ in range(3):
         _family(rng, home, 30)
         work()
-        with before(home.store._repository.backend, what, work):
+        with before(home, what, work):
             home.store.gc()
         report = home.store.verify(read_data=True)
         assert report.ok, str(report)
@@ -414,7 +412,6 @@ def test_gc_is_stopped_in_a_deleted_session(home: Home, monkeypatch: pytest.Monk
     """Once the head is freed the deletion cannot be undone, so that nothing comes back in part."""
     session = home.filled(9)
     session.delete()
-    backend = home.store._repository.backend
     swept: list[int] = []
 
     def stop() -> None:
@@ -423,7 +420,7 @@ def test_gc_is_stopped_in_a_deleted_session(home: Home, monkeypatch: pytest.Monk
         swept.append(1)
 
     monkeypatch.setattr(gc, "BATCH", 2)
-    with before(backend, "sweep", stop), pytest.raises(Unavailable):
+    with before(home, "sweep", stop), pytest.raises(Unavailable):
         home.store.gc()
     with pytest.raises(holdfast.InvalidRequest, match="freed"):
         home.reopened().session("s").undo()
@@ -448,7 +445,7 @@ def test_a_blob_comes_back_while_gc_runs(home: Home) -> None:
             other.gc()
             other.session("t").save({"big": big})
 
-    with before(home.store._repository.backend, "trim", race):
+    with before(home, "trim", race):
         home.store.gc()
     assert home.store.verify(read_data=True).ok
     assert home.reopened().session("t").load() == {"big": big}
@@ -540,18 +537,17 @@ def test_gc_that_fails_half_way_leaves_a_sound_store(home: Home) -> None:
     session.fork("f", "@~6")
     session.prune(Retention(keep_last=2))
     before, fork = look(home.store, "s"), look(home.store, "f")
-    backend = home.store._repository.backend
-    sweep, swept = backend.sweep, list[int]()
+    sweep, swept = changes.sweep, list[int]()
 
-    def stop(what: Any) -> list[bool]:
+    def stop(*what: Any) -> list[bool]:
         if len(swept) == 2:
             raise Unavailable("injected")
         swept.append(1)
-        return sweep(what)
+        return sweep(*what)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "BATCH", 2)
-        patch.setattr(backend, "sweep", stop)
+        patch.setattr(changes, "sweep", stop)
         with pytest.raises(Unavailable):
             home.store.gc()
     assert home.store.stats().deleted == 5
@@ -600,7 +596,8 @@ def test_a_failed_gc_is_an_error(home: Home, part: str) -> None:
     session.prune(Retention(keep_last=3))
     before = look(home.store, "s")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(home.store._repository.backend, part, fail)
+        owner = home.store._repository.backend if part == "compact" else changes
+        patch.setattr(owner, part, fail)
         with pytest.raises(Unavailable):
             home.store.gc()
     assert look(home.reopened(), "s") == before

@@ -15,7 +15,8 @@ from holdfast.format import records
 from holdfast.format.nodes import chain
 from holdfast.format.records import COPIED, FREED, SPACES, seal_counter, unseal_counter
 from holdfast.maintenance import repair, verify
-from holdfast.storage.contract import Sweep
+from holdfast.storage import changes
+from holdfast.storage.changes import Sweep
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.reader import Reader
 from holdfast.storage.rows import CheckpointRef, GraftWrite
@@ -505,5 +506,5 @@ def test_a_freed_head_is_reported(home: Home) -> None:
         assert newest is not None
         sweep = Sweep(number, row or b"", [], [], [], [CheckpointRef(3, newest.id)])
         sweep.grafts = [GraftWrite(number, 0, None, records.seal_freed(number, [(3, 4)]))]
-    assert home.store._repository.backend.sweep([sweep]) == [True]
+    assert changes.sweep(home.store._repository.backend, [sweep]) == [True]
     assert not home.store.verify().ok

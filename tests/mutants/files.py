@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.errors import Unavailable
 from holdfast.format.item_streams import MAX_ITEMS
 from holdfast.storage import fs
-from holdfast.storage.contract import Change
+from holdfast.storage.contract import DeleteIf
 from holdfast.storage.files import writer
 from holdfast.storage.files.item_files import Streams
 from holdfast.storage.files.log import SessionLog
@@ -53,14 +53,8 @@ def _append_later(real: Any) -> Any:
 def _log_first(real: Any) -> Any:
     append = Streams.append
 
-    def first(
-        self: StoreFolder,
-        ledger: SessionLog,
-        entry: dict[str, Any],
-        line: bytes,
-        change: Change | None = None,
-    ) -> None:
-        real(self, ledger, entry, line, change)
+    def first(self: StoreFolder, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
+        real(self, ledger, entry, line)
         while _LATE:
             with fs.Batch(durable=True) as batch:
                 append(*_LATE.pop(0), batch)
@@ -104,16 +98,10 @@ def takes_names_for_granted(real: Any) -> Any:
 
 
 def _log_without_sync(real: Any) -> Any:
-    def unsynced(
-        self: StoreFolder,
-        ledger: SessionLog,
-        entry: dict[str, Any],
-        line: bytes,
-        change: Change | None = None,
-    ) -> None:
+    def unsynced(self: StoreFolder, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
         durable, self.durable = self.durable, self.durable and "freed" not in entry
         try:
-            real(self, ledger, entry, line, change)
+            real(self, ledger, entry, line)
         finally:
             self.durable = durable
 
@@ -136,11 +124,11 @@ frees_before_it_says_so = Mutant(
 def compares_no_heads(real: Any) -> Any:
     """A commit to files is refused if the head is not the expected one."""
 
-    def blindly(home: StoreFolder, change: Change, notes: Any) -> Any:
-        ledger = home.catalog.ledger(change.session)
-        if change.create is None and ledger is not None:
-            change.expect = ledger.head or b""
-        return real(home, change, notes)
+    def blindly(home: StoreFolder, writes: Any) -> Any:
+        ledger, swap = home.catalog.ledger(writes.session), writes.batch.swap
+        if swap is not None and ledger is not None:
+            writes.batch.swap = swap._replace(expect=ledger.head or b"")
+        return real(home, writes)
 
     return blindly
 
@@ -209,9 +197,9 @@ def locks_outlive_their_holder(real: Any) -> Any:
 def drops_shared_files(real: Any) -> Any:
     """gc keeps a file that a save has come to share since it was found to be garbage."""
 
-    def blindly(home: StoreFolder, blobs: list[tuple[bytes, int]]) -> None:
-        for digest, _ in blobs:
-            blob_path(home.root, digest).unlink(missing_ok=True)
+    def blindly(home: StoreFolder, removals: list[DeleteIf]) -> None:
+        for removal in removals:
+            blob_path(home.root, removal.key[0]).unlink(missing_ok=True)
 
     return blindly
 

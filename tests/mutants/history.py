@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import holdfast
@@ -13,6 +14,7 @@ from holdfast.format import records, values
 from holdfast.history import lineage
 from holdfast.history.checkpoint_fields import Details
 from holdfast.storage import rows
+from holdfast.storage.contract import Batch, Delete
 from holdfast.storage.reader import open_reader
 from tests.mutants import Mutant, entry, mutant
 
@@ -407,10 +409,9 @@ def undo_loses_the_head(real: Any) -> Any:
 def tombstones_stay(real: Any) -> Any:
     """Undo of a deletion removes its tombstones."""
 
-    def commit(self: Any, change: Any) -> None:
-        if change.notes is not None:
-            change.notes.undeleted = ()
-        real(self, change)
+    def commit(self: Any, batch: Batch) -> None:
+        kept = [w for w in batch.writes if not (isinstance(w, Delete) and w.table == "tombs")]
+        real(self, replace(batch, writes=kept))
 
     return commit
 
@@ -460,10 +461,12 @@ def only_new_items_are_looked_at(real: Any) -> Any:
 def the_last_commit_wins(real: Any) -> Any:
     """A commit compares the head, and does not take it from the store."""
 
-    def commit(self: Any, change: Any) -> None:
-        with open_reader(self) as reader:
-            change.expect = reader.head(change.session) or b""
-        real(self, change)
+    def commit(self: Any, batch: Batch) -> None:
+        if batch.swap is not None:
+            with open_reader(self) as reader:
+                expect = reader.head(batch.swap.session) or b""
+            batch = replace(batch, swap=batch.swap._replace(expect=expect))
+        real(self, batch)
 
     return commit
 

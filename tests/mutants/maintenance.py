@@ -13,9 +13,8 @@ import holdfast
 from holdfast import Retention
 from holdfast.errors import Unavailable
 from holdfast.maintenance.repair import RepairResult
-from holdfast.storage.batch import Delete
-from holdfast.storage.changes import of_sweep
-from holdfast.storage.contract import Sweep, Trim
+from holdfast.storage.changes import Sweep, Trim
+from holdfast.storage.contract import Delete
 from holdfast.storage.sqlite import writer as sqlite_writer
 from holdfast.storage.sqlite.backend import SqliteBackend
 from holdfast.storage.tables import BLOB_VERSIONS
@@ -127,7 +126,7 @@ def flags_of_rows_are_not_checked(real: Any) -> Any:
     return lambda begin: begin[8]
 
 
-@mutant(".storage.changes:of_trim")
+@mutant(".storage.changes:Trim.batches")
 def drops_shared_blobs(real: Any) -> Any:
     """gc keeps a blob that a save has come to share since it was found to be garbage."""
 
@@ -140,25 +139,24 @@ def drops_shared_blobs(real: Any) -> Any:
     return blindly
 
 
-@mutant(".storage.contract:Sweep.is_current")
+@mutant(".storage.changes:Sweep._guards")
 def frees_without_looking(real: Any) -> Any:
     """gc keeps the checkpoints of a session that has moved since they were found to be deleted."""
-    return lambda self, reader: reader.head(self.session) is not None
+    return lambda self, low, high: iter(())
 
 
-@mutant(".storage.sqlite.backend:SqliteBackend.sweep")
+@mutant(".storage.changes:sweep")
 def sweeps_in_two_halves(real: Any) -> Any:
     """gc frees checkpoints and updates their children in one transaction."""
 
-    def by_halves(self: SqliteBackend, sweeps: Sequence[Sweep]) -> list[bool]:
-        done: list[bool] = real(self, [replace(sweep, grafts=[]) for sweep in sweeps])
+    def by_halves(backend: SqliteBackend, sweeps: Sequence[Sweep]) -> list[bool]:
+        done: list[bool] = real(backend, [replace(sweep, grafts=[]) for sweep in sweeps])
         time.sleep(0.01)  # so that other processes see the first half
-        with self._transaction() as connection:
+        with backend._transaction() as connection:
             connection.execute("BEGIN")
             for sweep in compress(sweeps, done):
                 rest = replace(sweep, checkpoints=[], keys=[], terms=[], remove=None)
-                batch = of_sweep(rest)
-                sqlite_writer.write_within(connection, self._cursor, batch)
+                sqlite_writer.write_within(connection, backend._cursor, rest.batch())
             connection.execute("COMMIT")
         return done
 

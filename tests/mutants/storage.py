@@ -14,7 +14,7 @@ import apsw
 
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.format import records
-from holdfast.storage.batch import Absent, Batch, DeleteRange, Insert, Put
+from holdfast.storage.contract import Absent, Batch, DeleteRange, Insert, Put
 from holdfast.storage.tables import KEYS, TERMS
 from tests.mutants import Mutant, entry, mutant, nothing
 
@@ -61,51 +61,61 @@ def lists_without_latest(real: Any) -> Any:
     return sessions
 
 
-@mutant(".storage.changes:of_sweep")
+@mutant(".storage.changes:Sweep.batch")
 def names_are_deleted_as_paths(real: Any) -> Any:
     """The name of a session that gc removes is not taken for a path."""
 
-    def of_sweep(what: Any) -> Any:
+    def batch(what: Any) -> Any:
         named = Path(os.fsdecode((what.remove or b"")[9:]))
         if named.is_absolute():
             named.unlink(missing_ok=True)
         return real(what)
 
-    return of_sweep
+    return batch
 
 
 # -- keys, heads, commits ------------------------------------------------------------------------
 
 
-@mutant(".storage.changes:of_change")
+@mutant(".storage.changes:Change.batch")
 def keys_can_be_taken(real: Any) -> Any:
     """A key is used once in a session."""
 
-    def of_change(change: Any) -> Any:
+    def changed(change: Any) -> Any:
         batch = real(change)
         batch.writes = [
             Put(write.table, write.row) if write[0] == "keys" else write for write in batch.writes
         ]
         return batch
 
-    return of_change
+    return changed
 
 
-@mutant(".storage.changes:of_change")
+@mutant(".storage.memory:_Plan.add")
+def memory_refuses_no_row(real: Any) -> Any:
+    """A backend refuses a new row if there is one with its key."""
+
+    def add(self: Any, write: Any) -> None:
+        real(self, Put(write.table, write.row) if isinstance(write, Insert) else write)
+
+    return add
+
+
+@mutant(".storage.changes:Change.batch")
 def keys_of_all_sessions(real: Any) -> Any:
     """Each session has its own keys."""
 
-    def of_change(change: Any) -> Any:
+    def changed(change: Any) -> Any:
         batch = real(change)
         new = [w for w in batch.writes if isinstance(w, Insert) and w.table == "keys"]
         for key, refusal in [(write.row[1], write.refusal) for write in new]:
             batch.guards += [Absent(KEYS, (number, key), refusal) for number in range(1, 9)]
         return batch
 
-    return of_change
+    return changed
 
 
-@mutant(".storage.changes:of_change")
+@mutant(".storage.changes:Change.batch")
 def no_compare_and_swap(real: Any) -> Any:
     """A commit is refused if the head is not the expected one."""
 
@@ -124,9 +134,9 @@ def no_compare_and_swap(real: Any) -> Any:
 def errors_are_swallowed(real: Any) -> Any:
     """A commit that fails raises."""
 
-    def commit(self: Any, change: Any) -> None:
+    def commit(self: Any, batch: Any) -> None:
         with suppress(Unavailable):
-            real(self, change)
+            real(self, batch)
 
     return commit
 
@@ -134,23 +144,23 @@ def errors_are_swallowed(real: Any) -> Any:
 def _marks_of_one_are_lost(real: Any, which: str) -> Any:
     """Remove all marks of the checkpoints that the change marks, or unmarks."""
 
-    def of_change(change: Any) -> Any:
+    def changed(change: Any) -> Any:
         batch = real(change)
         for seq in {mark.seq for mark in getattr(change.notes, which, ())}:
             pos = records.position(change.session, seq)
             batch.writes.insert(0, DeleteRange("marks", pos, pos + 1))
         return batch
 
-    return of_change
+    return changed
 
 
-@mutant(".storage.changes:of_change")
+@mutant(".storage.changes:Change.batch")
 def a_mark_replaces_the_others(real: Any) -> Any:
     """A new tag or label leaves the other marks of its checkpoint."""
     return _marks_of_one_are_lost(real, "marks")
 
 
-@mutant(".storage.changes:of_change")
+@mutant(".storage.changes:Change.batch")
 def removing_a_mark_removes_all(real: Any) -> Any:
     """Removing a tag leaves the other marks of its checkpoint."""
     return _marks_of_one_are_lost(real, "removed_marks")

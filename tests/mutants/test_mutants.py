@@ -236,7 +236,7 @@ CASES: list[tuple[Any, ...]] = [
     (storage.no_compression, "storage/costs", "text_is_compressed"),
     (storage.no_compression, "storage/costs", "gc_leaves_data_compressed"),
     (history.forks_copy, "storage/costs", "operations_copy_no_data"),
-    (storage.keys_can_be_taken, "storage/same_on_every_backend",
+    (storage.memory_refuses_no_row, "storage/same_on_every_backend",
      "saves_and_forks_are_the_same_on_every_backend"),
     (storage.searches_find_the_oldest_first, "storage/same_on_every_backend",
      "history_is_the_same_on_every_backend"),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.storage.batch import Insert, Share
-from holdfast.storage.contract import StaleHead
+from holdfast.storage.contract import Insert, Share, StaleHead
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.memory import MemoryBackend
 from holdfast.storage.postgres.backend import PostgresBackend
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.storage.batch import Insert, Share
+    from holdfast.storage.contract import Insert, Share
 from holdfast.storage.contract import Backend
 
 

@@ -238,7 +238,7 @@ def test_those_who_wait_are_written_together(
     monkeypatch.setattr(backend._group, "_write", write)
     monkeypatch.setattr(backend._group, "_write_one", write_alone)
     if overtaking:
-        monkeypatch.setattr(backend, "_join", commit)
+        monkeypatch.setattr(backend._group, "join", commit)
 
     def work(session: holdfast.Session) -> None:
         for n in range(saves):

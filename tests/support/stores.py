@@ -14,6 +14,7 @@ from holdfast.history.oplog import Operator
 from holdfast.history.writer import Writer
 from holdfast.maintenance.prune import prune
 from holdfast.maintenance.retention import Plan
+from holdfast.storage import memory
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.files.session_folders import record_path
 from holdfast.storage.memory import MemoryBackend
@@ -239,7 +240,7 @@ class Home:
                 yield
         else:  # all of a change or nothing
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(backend, "_commit", fail)
+                patch.setattr(memory, "_Plan", fail)
                 yield
 
 

@@ -12,6 +12,9 @@ import pytest
 import holdfast
 from holdfast import Retention
 from holdfast.format import nodes
+from holdfast.format.records import COPIED
+from holdfast.storage import changes
+from holdfast.storage.contract import Batch
 from holdfast.storage.tally import Turnover
 from holdfast.transfer import copy as transfer_copy
 from holdfast.transfer import items as transfer_data
@@ -131,11 +134,12 @@ def busy(monkeypatch: pytest.MonkeyPatch, home: Home, do: Callable[[], Any], mos
     backend = home.store._repository.backend
     commit, done = backend.commit, list[int]()
 
-    def interfere(change: Any) -> None:
-        if change.notes is not None and change.notes.copied is not None and len(done) < most:
+    def interfere(batch: Batch) -> None:
+        copies = any(write[0] == "counters" and write[1][0] == COPIED for write in batch.writes)
+        if copies and len(done) < most:
             done.append(1)
             do()
-        commit(change)
+        commit(batch)
 
     monkeypatch.setattr(backend, "commit", interfere)
 
@@ -187,16 +191,15 @@ def test_a_copy_beside_gc(here: Home, there: Home, monkeypatch: pytest.MonkeyPat
     kept = there.session()
     kept.delete("@~1")
     there.store.gc()  # its items are still those of the head
-    backend = there.store._repository.backend
-    trim, copied = backend.trim, list[Any]()
+    trim, copied = changes.trim, list[Any]()
 
-    def late(what: Any) -> int:
+    def late(backend: Any, what: Any) -> int:
         if not copied:
             here.session("again").save({"log": [f"{n} {TEXT}" for n in range(30)]})
             copied.append(here.store.copy(there.store, sessions=["again"]))
-        return trim(what)
+        return trim(backend, what)
 
-    monkeypatch.setattr(backend, "trim", late)
+    monkeypatch.setattr(changes, "trim", late)
     there.session().delete()
     there.store.gc()
     assert copied

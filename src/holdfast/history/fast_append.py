@@ -43,12 +43,13 @@ from holdfast.format.nodes import (
     dict_preimage,
     splits_list,
 )
-from holdfast.format.records import Head
+from holdfast.format.records import SEQ_BITS, Head
 from holdfast.format.rows import FAST, HEAD, ITEMS, PLAIN
 from holdfast.history.checkpoint import Checkpoint
 from holdfast.model import Record
-from holdfast.storage.contract import Change, Notes
-from holdfast.storage.rows import Address, CheckpointRef, CheckpointRow
+from holdfast.storage.changes import row_taken
+from holdfast.storage.contract import Batch, DeleteRange, Insert, Put, StaleHead, Swap
+from holdfast.storage.rows import Address
 
 if TYPE_CHECKING:
     from holdfast.format.list_encodings import ImageCache, Item
@@ -273,15 +274,18 @@ def grow(
     new_head = _new(Head, (seq, seq, head.operations, parent_seq, writer.lease))
     sealed = b"\x00" + packb([seq, seq, head.operations, parent_seq, writer.lease])
     head_row = xxh3_64_digest(sealed, (HEAD + number) & _MASK) + sealed
-    notes = None
+    base = number << SEQ_BITS
+    swap = (number, writer.head_row, head_row, StaleHead, (base | parent_seq, parent_id))
+    writes = [
+        _new(Insert, ("items", (stream << STREAM_BITS | write[1], row), row_taken)),
+        _new(Insert, ("checkpoints", (base | seq, id, body), row_taken)),
+    ]
+    if write[2]:  # it takes the place of the rows that hold the items before
+        pos = stream << STREAM_BITS | write[1]
+        writes.insert(0, DeleteRange("items", pos, pos + write[2]))
     if extra and ("trigger" in extra or "status" in extra):
-        notes = Notes(terms=records.index_terms(id, extra))
-    writer.repository.backend.commit(
-        Change(
-            number, writer.head_row, head_row, None, _new(CheckpointRow, (seq, id, body)),
-            (write,), (), notes, _new(CheckpointRef, (parent_seq, parent_id)),
-        )
-    )  # fmt: skip
+        writes += [Put("facets", term) for term in records.index_terms(id, extra)]
+    writer.repository.backend.commit(Batch(_new(Swap, swap), writes=writes))
     growth.end, growth.count, growth.size, growth.hash = end, count, total, chain
     growth.held, growth.loose, growth.last = held, loose, (stream, first, length)
     for flat in flats:

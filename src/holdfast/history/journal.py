@@ -16,7 +16,8 @@ from holdfast.format import records as format_records
 from holdfast.format import values
 from holdfast.history import lineage
 from holdfast.model import Usage
-from holdfast.storage.contract import JournalAppend, StaleHead
+from holdfast.storage.changes import JournalAppend
+from holdfast.storage.contract import StaleHead
 from holdfast.storage.group_commit import Group, Member
 from holdfast.storage.reader import open_reader
 
@@ -316,7 +317,7 @@ class Journal:
             format_records.seal_entry(self.session, n, encoded)
             for n, (_, encoded) in enumerate(entries, first)
         ]
-        self._backend.append_journal(JournalAppend(self.session, token, first, rows))
+        self._backend.commit(JournalAppend(self.session, token, first, rows).batch())
         for n, (facts, _) in enumerate(entries, first):
             self.calls.apply(n, facts)
         self.next = first + len(entries)

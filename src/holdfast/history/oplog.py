@@ -25,7 +25,8 @@ from holdfast.history import leases, lineage
 from holdfast.history.operation_effects import GONE, OpContext, Outcome, apply, revert
 from holdfast.history.writer import Parent
 from holdfast.model import DAMAGED, Operation, deleted
-from holdfast.storage.contract import Change, MissingReference, Notes, StaleHead
+from holdfast.storage.changes import Change, Notes
+from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.rows import Address, SessionRow
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Operator:
     def _commit_unlogged(self, context: OpContext, outcome: Outcome) -> bool:
         change = Change(context.number, context.row, context.row, notes=Notes(**outcome.notes))
         try:
-            self._writer.repository.backend.commit(change)
+            self._writer.repository.backend.commit(change.batch())
         except StaleHead:
             return False
         return True

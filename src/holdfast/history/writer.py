@@ -25,7 +25,8 @@ from holdfast.history import leases, lineage
 from holdfast.history.checkpoint import Checkpoint
 from holdfast.history.fast_append import Growth, grow
 from holdfast.model import Record
-from holdfast.storage.contract import Change, MissingReference, Notes, StaleHead
+from holdfast.storage.changes import Change, Notes
+from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.repository import StoredData, seal_blob
 from holdfast.storage.rows import (
     Address,
@@ -258,10 +259,9 @@ class Writer:
             head = self.head._replace(lease=None)
             head_row = head.seal(self.number)
             notes = Notes(lease=LeaseRow(b"", row))
+            change = Change(self.number, self.head_row, head_row, notes=notes)
             try:
-                self.repository.backend.commit(
-                    Change(self.number, self.head_row, head_row, notes=notes)
-                )
+                self.repository.backend.commit(change.batch())
             except StaleHead:
                 self._catch_up()
             else:
@@ -347,7 +347,7 @@ class Writer:
             info = Info(record.created_us, extra.get("agent"), position)
             session = records.seal_session(number, self.raw_name, info)
             change.create = NameRow(self.raw_name, session)
-        self.repository.backend.commit(change)
+        self.repository.backend.commit(change.batch())
         # The parent is set before the head's row. If the process forks between the two, the child
         # has the new parent and the old row: its commit is refused, and _catch_up then reads the
         # new row.
@@ -500,7 +500,7 @@ class Writer:
         change = Change(
             number, row, new_row, notes=Notes(operation=OperationRow(count, body), **notes)
         )
-        self.repository.backend.commit(change)
+        self.repository.backend.commit(change.batch())
         if self.head_row == row:
             self.head, self.head_row = head, new_row
         return new_row

@@ -21,7 +21,9 @@ from holdfast.history.notes import FIRST_NOTE, UnclaimedNotes
 from holdfast.intervals import IntervalSet
 from holdfast.log import logger
 from holdfast.maintenance.reachability import Reachable
-from holdfast.storage.contract import JournalAppend, MissingReference, StaleHead, Sweep, Trim
+from holdfast.storage import changes
+from holdfast.storage.changes import JournalAppend, Sweep, Trim
+from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.rows import PAGE, Address, CheckpointRef, GraftRow, GraftWrite
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
     from holdfast.storage.rows import Fork
+    from holdfast.storage.tables import Row
 
     GcProgress = Callable[[str, int, int], None]
 
@@ -145,7 +148,7 @@ class FreePlanner:
         batch, self.due = self.due[: self._batch], self.due[self._batch :]
         going = set(batch)
         forks = reader.forks(session, 1, records.MAX_SEQ)
-        below = reader.grafts_below(session)
+        below = reader.graft_ancestors(session)
         grafts = [*self._grafts_here(going), *self._grafts_elsewhere(reader, forks, below, going)]
         keys, terms = self._entries(reader, batch)
         known_grafts = [GraftRow(*row) for row in sorted(self._graft_rows.items())]
@@ -333,7 +336,7 @@ class FreePlanner:
         self,
         reader: Reader,
         forks: list[Fork],
-        below: list[Address],
+        below: list[Row],
         going: set[int],
     ) -> Iterator[tuple[int, int, Graft]]:
         """Yield the new and changed grafts of other sessions.
@@ -349,7 +352,7 @@ class FreePlanner:
                 new = self._new_graft(Address(self.session, seq), going, skip)
                 if new is not None:
                     yield session, 1, new
-        for address in below:
+        for address in sorted([lineage.address_at(pos) for _, pos in below]):
             graft = lineage.graft_before(reader, address)
             if address.session != self.session and graft is not None:
                 new = self._widened(graft, going)
@@ -449,7 +452,7 @@ def _trim(backend: Backend, trim: Trim) -> int:
     """
     items, blobs = trim.items, trim.blobs
     try:
-        return backend.trim(trim)
+        return changes.trim(backend, trim)
     except Unavailable:
         if len(items) + len(blobs) == 1:
             raise
@@ -522,7 +525,7 @@ class _Freeing:
                 self._sweeps.append(planner.sweep(reader))
         if entry is not None:
             with suppress(StaleHead):  # another process has added an entry
-                self._backend.append_journal(entry)
+                self._backend.commit(entry.batch())
             self._moved.append(session)
             return
         while planner.due:  # too many for one write
@@ -546,7 +549,7 @@ class _Freeing:
         if not sweeps:
             return
         try:
-            done = self._backend.sweep(sweeps)
+            done = changes.sweep(self._backend, sweeps)
         except Unavailable:
             if self._batch == 1:
                 raise

@@ -25,7 +25,9 @@ from holdfast.log import logger
 from holdfast.maintenance.gc import FreePlanner
 from holdfast.maintenance.verify import DataCheck, audit
 from holdfast.model import DAMAGED
-from holdfast.storage.contract import Change, Copied, MissingReference, Notes, StaleHead
+from holdfast.storage import changes
+from holdfast.storage.changes import Change, Copied, Notes
+from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.repository import StoredData
 from holdfast.storage.rows import PAGE, Address, JournalRow, KeyRow, OperationRow, SessionRow
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
     from holdfast.format.rows import ItemRow
     from holdfast.maintenance.verify import Report
-    from holdfast.storage.contract import Backend, Sweep
+    from holdfast.storage.changes import Sweep
+    from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
 
 _TRIES = 20
@@ -261,7 +264,7 @@ def _session(backend: Backend, number: int) -> _Done:
         moved = _log(backend, number, row, old, good, notes)
         rebuilt += ["undo"] * stuck
     elif rebuilt and head is not None:
-        backend.commit(Change(number, row, row, notes=notes))
+        backend.commit(Change(number, row, row, notes=notes).batch())
     if sound or moved:
         skipped = [] if head is not None else [old.last]
         if missing or skipped:
@@ -292,7 +295,8 @@ def _fill_journal(backend: Backend, number: int) -> list[str]:
         return []
     entry = values.encode({"what": LOST})
     rows = [JournalRow(n, records.seal_entry(number, n, entry)) for n in lost]
-    backend.commit(Change(number, head, head, notes=Notes(copied=Copied(freed, journal=rows))))
+    notes = Notes(copied=Copied(freed, journal=rows))
+    backend.commit(Change(number, head, head, notes=notes).batch())
     return [f"entries of the journal, {len(lost)} in all, the first is {lost[0]}"]
 
 
@@ -324,7 +328,7 @@ def _log(
     )
     notes.operation = OperationRow(new.operations, body)
     notes.needs = [Address(number, good)] if good else []
-    backend.commit(Change(number, row, new.seal(number), notes=notes))
+    backend.commit(Change(number, row, new.seal(number), notes=notes).batch())
     return None if before == good else (before, good)
 
 
@@ -344,7 +348,7 @@ def _give_up(backend: Backend, number: int, missing: list[int]) -> None:
         planner.give_up(missing)
         while planner.due:
             sweeps.append(planner.sweep(reader))
-    backend.sweep(sweeps)
+    changes.sweep(backend, sweeps)
 
 
 def _is_named(reader: Reader, number: int) -> bool:

@@ -25,7 +25,8 @@ from holdfast.history.token_usage import Spent, added, most
 from holdfast.history.writer import Parent, Writer
 from holdfast.log import logger
 from holdfast.runs.heartbeat import heartbeat_of
-from holdfast.storage.contract import Change, Notes, StaleHead
+from holdfast.storage.changes import Change, Notes
+from holdfast.storage.contract import StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.rows import Address, CheckpointRow, LeaseRow
 
@@ -258,7 +259,7 @@ def _try_open(
     new = head._replace(lease=token)
     notes = Notes(lease=LeaseRow(token, lease.seal(number)))
     try:
-        backend.commit(Change(number, row, new.seal(number), notes=notes))
+        backend.commit(Change(number, row, new.seal(number), notes=notes).batch())
     except StaleHead:
         return None
     writer.lease, writer.head, writer.head_row = token, new, new.seal(number)

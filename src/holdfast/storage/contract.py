@@ -1,47 +1,24 @@
 """The contract between the library and its storages.
 
 A backend keeps the tables of `storage.tables` and never looks inside a row. A `View` reads one
-moment of them. `commit` is the central write: all or nothing. Forks, rewinds, verification and
-diffs are built on top, once for all backends. `holdfast.testing` holds the test suite that every
-backend must pass.
+moment of them. A `Batch` is written as a whole or not at all. Everything else is built on top, once
+for all backends: `storage.reader` asks what callers want to know, `storage.changes` makes the
+batches of the library. `holdfast.testing` holds the tests that every backend must pass.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from holdfast.format.records import MAX_SEQ, SEQ_BITS
-from holdfast.storage.rows import JournalRow
+from holdfast.storage.tables import Index, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
-
-    from holdfast.format.item_streams import RowWrite
-    from holdfast.format.records import IndexTerm
-    from holdfast.storage.reader import Reader
-    from holdfast.storage.rows import (
-        Address,
-        BlobTrim,
-        BlobWrite,
-        CheckpointRef,
-        CheckpointRow,
-        Fork,
-        GraftRow,
-        GraftWrite,
-        ItemsTrim,
-        KeyRow,
-        LeaseRow,
-        MarkKey,
-        MarkRow,
-        NameRow,
-        OperationRow,
-        TombstoneRow,
-    )
-    from holdfast.storage.tables import Index, Row
 
 
 class StaleHead(Exception):
@@ -49,159 +26,190 @@ class StaleHead(Exception):
 
 
 class MissingReference(Exception):
-    """A checkpoint or blob that the change refers to was freed. Nothing was written."""
+    """A checkpoint or blob that a batch refers to was freed. Nothing was written."""
 
 
-@dataclass(slots=True)
-class Change:
-    """One atomic write to one session."""
+# -- batches -------------------------------------------------------------------------------------
+# Each condition and each write that can be refused has an error. If some of them do not hold, a
+# backend raises the error of one of these, and writes nothing.
+
+Key = tuple[Any, ...]
+Refusal = Callable[[], Exception]
+"""Makes the error that is raised if a guard does not hold, or a write is refused."""
+
+
+class Swap(NamedTuple):
+    """The head row of a session, which must be `expect` before. Empty: missing or empty."""
 
     session: int
     expect: bytes
-    """The head row as last read. The change is refused with StaleHead if it is another now."""
-    head: bytes
-    """The new head row."""
-    create: NameRow | None = None
-    """The session, if this change creates it. There is no head to expect then."""
-    checkpoint: CheckpointRow | None = None
-    """The checkpoint to write."""
-    rows: Sequence[RowWrite] = ()
-    """Rows of items to write."""
-    blobs: Sequence[BlobWrite] = ()
-    """Blobs to write. One that exists is shared instead, unless it is to be rewritten."""
-    notes: Notes | None = None
-    """Less frequent parts of the change. Most changes have none."""
-    parent: CheckpointRef | None = None
-    """The checkpoint that the new one is built on. With `origin`, it is in that session. The id
-    matters: if the parent was undone, or a server lost it in a crash, another checkpoint may have
-    taken its seq."""
+    body: bytes
+    refusal: Refusal
+    parent: tuple[int, bytes] | None = None
+    """Position and id of the checkpoint that the old head row refers to.
 
-    def size(self) -> int:
-        """Return the bytes of data in the change."""
-        return sum([len(row.body) for row in self.rows]) + sum([len(b.body) for b in self.blobs])
-
-
-@dataclass(slots=True)
-class Notes:
-    """The less frequent parts of a change."""
-
-    origin: Address | None = None
-    """With `create`: the checkpoint that the new session is forked from."""
-    rename: NameRow | None = None
-    """The session's new name and row. SessionExists is raised if the name is taken."""
-    key: bytes | None = None
-    """External key of the checkpoint. KeyTaken is raised if the session has it already."""
-    keys: Sequence[KeyRow] = ()
-    """Keys of other checkpoints that are put back into the index."""
-    marks: Sequence[MarkRow] = ()
-    """Labels and tags to write."""
-    removed_marks: Sequence[MarkKey] = ()
-    """Labels and tags to remove."""
-    operation: OperationRow | None = None
-    """Entry of the operation log."""
-    tombstones: Sequence[TombstoneRow] = ()
-    """Tombstones of deleted checkpoints."""
-    undeleted: Sequence[int] = ()
-    """seqs of the tombstones to remove, because their deletion is undone."""
-    terms: Sequence[IndexTerm] = ()
-    """Index terms to write, for searches."""
-    removed_terms: Sequence[IndexTerm] = ()
-    """Index terms to remove."""
-    needs: Sequence[Address] = ()
-    """Other checkpoints that this change needs. MissingReference is raised if one does not exist,
-    or is deleted and this change does not undelete it."""
-    shares: Sequence[bytes] = ()
-    """Digests of existing blobs that the change adds a reference to. MissingReference is raised if
-    one does not exist."""
-    lease: LeaseRow | None = None
-    """The session's new lease. Its time starts at this commit."""
-    copied: Copied | None = None
-    """Rows that are copied from another store."""
-
-
-@dataclass(slots=True)
-class Copied:
-    """Rows of a session from another store. A Change has one row of each kind, this has many."""
-
-    freed: int
-    """`Turnover.freed` when the copy read the store. MissingReference if it has changed."""
-
-    checkpoints: Sequence[CheckpointRow] = ()
-    operations: Sequence[OperationRow] = ()
-    grafts: Sequence[GraftWrite] = ()
-    journal: Sequence[JournalRow] = ()
-    """StaleHead is raised if the journal has an entry of one of these numbers already."""
-    journal_from: int = 0
-    """Entries of the journal below this number are removed: the source has freed them."""
-
-
-@dataclass(slots=True)
-class JournalAppend:
-    """Entries to append to a session's journal, all of them or none."""
-
-    session: int
-    token: bytes | None
-    """The token that the session's lease must have. None for writers that need no lease."""
-    first: int
-    """The number of the first entry. The journal must end before this number."""
-    entries: Sequence[bytes]
-
-    def size(self) -> int:
-        """Return the bytes of the entries."""
-        return sum([len(entry) for entry in self.entries])
-
-
-@dataclass(slots=True)
-class Sweep:
-    """The checkpoints of one session that gc removes, all of them or none.
-
-    A sweep is applied only if `expect`, `known_grafts`, `forks` and `below` still describe the
-    session, because gc has chosen the checkpoints by them.
+    A server that crashed may have lost it, and another one may have got its position since. A
+    storage to which that can happen refuses the batch then.
     """
 
-    session: int
-    expect: bytes
-    """The head row as last read."""
-    known_grafts: Sequence[GraftRow]
-    """All grafts of the session."""
-    forks: Sequence[Fork]
-    """All forks from it."""
-    below: Sequence[Address]
-    """All grafts whose ancestor is in this session."""
-    checkpoints: Sequence[CheckpointRef] = ()
-    """The tombstone, graft, marks and key of a checkpoint are removed with it."""
-    keys: Sequence[bytes] = ()
-    """External keys to remove."""
-    terms: Sequence[IndexTerm] = ()
-    """Index terms to remove."""
-    grafts: Sequence[GraftWrite] = ()
-    """Grafts to write, in this session and in its forks."""
-    journal: int = 0
-    """Entries of the journal below this number are removed, too."""
-    remove: bytes | None = None
-    """The session's name, if the whole session is removed."""
 
-    def is_current(self, reader: Reader) -> bool:
-        """Return whether the session and its forks are unchanged since the sweep was planned."""
-        session = self.session
-        far = [graft.ancestor for graft in self.grafts if graft.ancestor is not None]
-        return (
-            reader.head(session) == self.expect
-            and reader.grafts(session, 0, MAX_SEQ) == [*self.known_grafts]
-            and reader.forks(session, 1, MAX_SEQ) == [*self.forks]
-            and reader.grafts_below(session) == [*self.below]
-            and all(reader.checkpoint(a >> SEQ_BITS, a & MAX_SEQ) is not None for a in far)
-        )
+class Equals(NamedTuple):
+    """A row exists, and this column of it has this value.
+
+    With None, no such row exists, or the column is empty.
+    """
+
+    by: Index
+    key: Key
+    column: str
+    value: Any
+    refusal: Refusal
+
+
+class Present(NamedTuple):
+    """A row with this key exists."""
+
+    by: Index
+    key: Key
+    refusal: Refusal
+
+
+class Absent(NamedTuple):
+    """No row with this key exists."""
+
+    by: Index
+    key: Key
+    refusal: Refusal
+
+
+class Insert(NamedTuple):
+    """A new row. It is refused if there is one with its key.
+
+    A backend may also refuse a second row with a name or an id that must be unique.
+    """
+
+    table: str
+    row: Row
+    refusal: Refusal
+
+
+class Put(NamedTuple):
+    """A row that replaces the one with its key, if there is one."""
+
+    table: str
+    row: Row
+
+
+class Rename(NamedTuple):
+    """A new name and body of a session. It is refused if another session has the name."""
+
+    session: int
+    name: bytes
+    body: bytes
+    refusal: Refusal
+
+
+class Delete(NamedTuple):
+    """Removes the row with this key, if there is one."""
+
+    table: str
+    key: Key
+
+
+class DeleteRange(NamedTuple):
+    """Removes all rows with low <= first column of the key < high."""
+
+    table: str
+    low: Any
+    high: Any
+
+
+class DeleteIf(NamedTuple):
+    """Removes a row. It is refused unless this column of the row has this value."""
+
+    by: Index
+    key: Key
+    column: str
+    value: Any
+    refusal: Refusal
+
+
+class Share(NamedTuple):
+    """A new use of a blob. Its number of uses changes, so gc does not remove it.
+
+    With a body, the blob is written if it does not exist, or if `rewrite` says that the stored one
+    is damaged. Without one, the batch is refused if the blob does not exist.
+    """
+
+    digest: bytes
+    body: bytes | None
+    rewrite: bool
+    refusal: Refusal
+
+
+class Unchanged(NamedTuple):
+    """A scan of this index from low to high returns these rows."""
+
+    by: Index
+    low: Any
+    high: Any
+    rows: Sequence[Row]
+    refusal: Refusal
+
+
+Guard = Equals | Present | Absent | Unchanged
+
+
+def check(guard: Guard, view: View) -> None:
+    """Raise the error of a guard, unless it holds in this view."""
+    if isinstance(guard, Unchanged):
+        if view.scan(guard.by, guard.low, guard.high) != [*guard.rows]:
+            raise guard.refusal()
+        return
+    row = view.get(guard.by, *guard.key)
+    if isinstance(guard, Equals):
+        found = None if row is None else row[guard.by.columns.index(guard.column)]
+        holds = found == guard.value or (guard.value is None and not found)
+    else:
+        holds = (row is None) == isinstance(guard, Absent)
+    if not holds:
+        raise guard.refusal()
+
+
+Write = Insert | Put | Rename | Delete | DeleteRange | DeleteIf | Share
 
 
 @dataclass(slots=True)
-class Trim:
-    """Unused data to remove, each with its version when gc found that it is unused."""
+class Batch:
+    """Writes that are made together, or not at all.
 
-    items: Sequence[ItemsTrim]
-    blobs: Sequence[BlobTrim]
-    copied: int
-    """`Turnover.copied` when gc read the store. MissingReference if it has changed."""
+    The swap and the guards are checked first. Then the writes are made in order.
+    """
+
+    swap: Swap | None = None
+    """The head row that the batch replaces. It locks the session against other writers."""
+    sessions: tuple[int, ...] = ()
+    """More sessions that are locked against other writers."""
+    shared: tuple[int, ...] = ()
+    """Sessions that are locked against the removal of checkpoints."""
+    guards: list[Guard] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+
+    def size(self) -> int:
+        """Return the bytes of new data in the writes; 0 if the batch only notes or removes."""
+        size = 0
+        for write in self.writes:
+            if type(write) is Insert and write.table in _DATA:
+                size += len(write.row[-1])
+            elif type(write) is Share:
+                size += len(write.body or b"")
+        return size
+
+
+_DATA = ("items", "checkpoints", "journal")
+
+
+# -- reading -------------------------------------------------------------------------------------
 
 
 class View(Protocol):
@@ -254,6 +262,9 @@ class View(Protocol):
         ...
 
 
+# -- the storage -----------------------------------------------------------------------------------
+
+
 class Backend(Protocol):
     """A storage. Safe for many threads and, unless a backend says otherwise, many processes."""
 
@@ -264,21 +275,22 @@ class Backend(Protocol):
         """Return a context with a consistent view of the store."""
         ...
 
-    def commit(self, change: Change) -> None:
-        """Write all of `change`, or nothing.
+    def commit(self, batch: Batch) -> None:
+        """Write all of a batch, or nothing.
 
-        When it returns, the change survives a crash of the process and of the machine. Raises
-        StaleHead if the head row is not `change.expect`, MissingReference if a checkpoint or blob
-        that the change refers to was freed, SessionExists or KeyTaken if a name or key is taken,
-        and Unavailable if the storage fails. Then nothing of the change is visible.
+        When it returns, the batch survives a crash of the process and of the machine. Raises the
+        refusal of the swap, of a guard or of a write that does not hold, and Unavailable if the
+        storage fails. Then nothing of the batch is visible.
         """
         ...
 
-    def append_journal(self, append: JournalAppend) -> None:
-        """Append all entries to a journal, or none. They are as durable as a commit.
+    def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
+        """Write a batch, and all others that are not refused, each of them whole.
 
-        Raises StaleHead if the lease has another token, or if the number of an entry is taken
-        because another writer has appended since the journal was read.
+        Return which of the others were written. They are durable even in a store that otherwise
+        does not wait for the disk. Raises the refusal of the first one, and writes nothing then.
+        No other `commit_all` runs meanwhile, and no batch that guards or writes counters.
+        A batch that only removes data, with DeleteIf, may be made later, by `compact`.
         """
         ...
 
@@ -286,20 +298,6 @@ class Backend(Protocol):
         """Start the time of a lease again. Return False if the lease has another token.
 
         This need not be durable.
-        """
-        ...
-
-    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
-        """Remove checkpoints of several sessions. Return, for each sweep, whether it was applied.
-
-        A sweep that is not current any more is not applied at all.
-        """
-        ...
-
-    def trim(self, trim: Trim) -> int:
-        """Remove unused data that has not changed since. Return the number of removed rows.
-
-        Raises MissingReference, and removes nothing, if a copy may have started to use some of it.
         """
         ...
 

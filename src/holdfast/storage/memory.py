@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast import clock
 from holdfast.errors import InvalidRequest
 from holdfast.format.records import SPACES, position, seal_counter, unseal_counter
-from holdfast.storage import changes
-from holdfast.storage.batch import (
+from holdfast.storage.contract import (
+    Backend,
     Delete,
     DeleteIf,
     DeleteRange,
@@ -21,18 +21,17 @@ from holdfast.storage.batch import (
     Put,
     Rename,
     Share,
+    StaleHead,
+    View,
     check,
 )
-from holdfast.storage.contract import Backend, StaleHead, View
-from holdfast.storage.reader import Reader
 from holdfast.storage.tables import INDEXES, JOURNAL, MEASURED, SPANS, TABLES, Index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.storage.batch import Batch, Key, Write
-    from holdfast.storage.contract import Change, JournalAppend, Sweep, Trim
+    from holdfast.storage.contract import Batch, Key, Write
     from holdfast.storage.tables import Row
 
 _STORED = {"leases": ("since",), "blobs": ("num", "uses")}
@@ -203,8 +202,7 @@ class MemoryBackend(Backend, View):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def _commit(self, batch: Batch) -> None:
-        """Write a batch, or raise the error of the first guard or write that is refused."""
+    def commit(self, batch: Batch) -> None:
         with self._lock:
             self._check_open()
             if batch.swap is not None:
@@ -228,11 +226,16 @@ class MemoryBackend(Backend, View):
             for order in self._orders[table]:
                 order.replace(old, new)
 
-    def commit(self, change: Change) -> None:
-        self._commit(changes.of_change(change))
-
-    def append_journal(self, append: JournalAppend) -> None:
-        self._commit(changes.of_append(append))
+    def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
+        with self._lock:
+            self.commit(first)
+            done = []
+            for batch in rest:
+                done.append(False)
+                with suppress(StaleHead):
+                    self.commit(batch)
+                    done[-1] = True
+            return done
 
     def renew(self, session: int, token: bytes) -> bool:
         with self._lock:
@@ -242,26 +245,6 @@ class MemoryBackend(Backend, View):
                 return False
             self._apply({("leases", (session,)): (*row[:3], clock.elapsed())})
             return True
-
-    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
-        with self._lock:
-            self._commit(changes.of_gc())
-            done = []
-            for sweep in sweeps:
-                done.append(sweep.is_current(Reader(self)))
-                if done[-1]:
-                    self._commit(changes.of_sweep(sweep))
-            return done
-
-    def trim(self, trim: Trim) -> int:
-        with self._lock:
-            self._commit(changes.of_gc(trim.copied))
-            gone = 0
-            for batch in changes.of_trim(trim):
-                with suppress(StaleHead):  # it is used again
-                    self._commit(batch)
-                    gone += sum([type(write) is DeleteIf for write in batch.writes])
-            return gone
 
     def compact(
         self,

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.storage.contract import Backend, View
-    from holdfast.storage.tables import Index
+    from holdfast.storage.tables import Index, Row
 
 
 # Rows of long listings are made without the cost of their constructors.
@@ -196,9 +196,13 @@ class Reader:
 
     def grafts_below(self, session: int) -> list[Address]:
         """Return the addresses of all grafts, of any session, whose ancestor is in this one."""
-        low, high = position(session, 0), position(session + 1, 0)
-        rows = self.view.scan(GRAFTS_BY_ANCESTOR, low, high)
+        rows = self.graft_ancestors(session)
         return sorted([Address(pos >> SEQ_BITS, pos & MAX_SEQ) for _, pos in rows])
+
+    def graft_ancestors(self, session: int) -> list[Row]:
+        """Return all grafts whose ancestor is in this session: the positions of both."""
+        low, high = position(session, 0), position(session + 1, 0)
+        return self.view.scan(GRAFTS_BY_ANCESTOR, low, high)
 
     # -- data ----------------------------------------------------------------------------------
 

@@ -16,17 +16,9 @@ from holdfast.errors import (
 from holdfast.format.item_streams import STREAM_BITS, RowWrite, item_row
 from holdfast.format.records import IndexTerm
 from holdfast.format.rows import DENSE, PLAIN, seal_items, unseal_items
-from holdfast.storage.contract import (
-    Backend,
-    Change,
-    Copied,
-    JournalAppend,
-    MissingReference,
-    Notes,
-    StaleHead,
-    Sweep,
-    Trim,
-)
+from holdfast.storage import changes
+from holdfast.storage.changes import Change, Copied, JournalAppend, Notes, Sweep, Trim
+from holdfast.storage.contract import Backend, MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.rows import (
     Address,
@@ -76,6 +68,10 @@ def raises(kind: type[BaseException], text: str = "") -> Iterator[None]:
     raise AssertionError(f"{kind.__name__} was not raised")
 
 
+def write(backend: Backend, change: Change | JournalAppend) -> None:
+    backend.commit(change.batch())
+
+
 class JournalContract:
     """Journals and leases. The base class of the other contracts: it makes the backend."""
 
@@ -87,14 +83,15 @@ class JournalContract:
     def _begun(self, folder: Path, name: bytes = b"s") -> tuple[Backend, int]:
         backend = self.make_backend(folder)
         number = backend.reserve("session", 1)
-        backend.commit(
+        write(
+            backend,
             Change(
                 number,
                 b"",
                 b"h1",
                 NameRow(name, b"row"),
                 CheckpointRow(1, bytes(14) + b"\x01", b"c1"),
-            )
+            ),
         )
         return backend, number
 
@@ -104,8 +101,8 @@ class JournalContract:
             equal(reader.lease(number), None)
             equal(reader.leases(0, 9), [])
         expect(not backend.renew(number, b"none"))
-        backend.commit(
-            Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row one")))
+        write(
+            backend, Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row one")))
         )
         with open_reader(backend) as reader:
             [lease] = reader.leases(0, 9)
@@ -114,11 +111,12 @@ class JournalContract:
             equal(reader.leases(number, 9), [])
         expect(backend.renew(number, b"one"))
         with raises(StaleHead):  # what is refused changes no lease
-            backend.commit(
-                Change(number, b"h1", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row two")))
+            write(
+                backend,
+                Change(number, b"h1", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row two"))),
             )
-        backend.commit(
-            Change(number, b"h2", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row two")))
+        write(
+            backend, Change(number, b"h2", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row two")))
         )
         expect(not backend.renew(number, b"one"))
         if self.durable:
@@ -134,10 +132,10 @@ class JournalContract:
         with open_reader(backend) as reader:
             equal(reader.journal(number, 0, 9), [])
             equal(reader.last_entry(number), 0)
-        backend.commit(Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row"))))
-        backend.append_journal(JournalAppend(number, b"one", 1, [b"a"]))
-        backend.append_journal(JournalAppend(number, b"one", 2, [b"b", b"c" * 5_000]))
-        backend.append_journal(JournalAppend(number, None, 4, [b"d"]))
+        write(backend, Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row"))))
+        write(backend, JournalAppend(number, b"one", 1, [b"a"]))
+        write(backend, JournalAppend(number, b"one", 2, [b"b", b"c" * 5_000]))
+        write(backend, JournalAppend(number, None, 4, [b"d"]))
         refused = [
             JournalAppend(number, b"another", 5, [b"x"]),
             JournalAppend(number, b"one", 4, [b"x"]),
@@ -148,14 +146,14 @@ class JournalContract:
         ]
         for append in refused:
             with raises(StaleHead):
-                backend.append_journal(append)
-        backend.commit(Change(number, b"h2", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row"))))
+                write(backend, append)
+        write(backend, Change(number, b"h2", b"h3", notes=Notes(lease=LeaseRow(b"two", b"row"))))
         with raises(StaleHead):  # taken over
-            backend.append_journal(JournalAppend(number, b"one", 5, [b"x"]))
+            write(backend, JournalAppend(number, b"one", 5, [b"x"]))
         if self.durable:
             backend.close()
             backend = self.make_backend(tmp_path)
-        backend.append_journal(JournalAppend(number, b"two", 5, [b"e"]))
+        write(backend, JournalAppend(number, b"two", 5, [b"e"]))
         with open_reader(backend) as reader:
             known = [(1, b"a"), (2, b"b"), (3, b"c" * 5_000), (4, b"d"), (5, b"e")]
             equal(reader.journal(number, 0, 9), known)
@@ -163,7 +161,7 @@ class JournalContract:
             equal(reader.last_entry(number), 5)
             equal(reader.sizes()["journal"], (5, 5_004))
             equal(list(reader.check()), [])
-        equal(backend.sweep([Sweep(number, b"h3", (), (), (), journal=3)]), [True])
+        equal(changes.sweep(backend, [Sweep(number, b"h3", (), (), (), journal=3)]), [True])
         backend.compact()
         with open_reader(backend) as reader:
             equal(reader.journal(number, 0, 9), known[2:])
@@ -173,18 +171,18 @@ class JournalContract:
             )
             copied = Copied(reader.turnover().freed, journal=[JournalRow(6, b"f")])
         with raises(StaleHead):  # another has written entry 5 since the copy has looked
-            backend.commit(Change(number, b"h3", b"h4", notes=Notes(copied=late)))
-        backend.commit(Change(number, b"h3", b"h4", notes=Notes(copied=copied)))
-        backend.append_journal(JournalAppend(number, b"two", 7, [b"g"]))
+            write(backend, Change(number, b"h3", b"h4", notes=Notes(copied=late)))
+        write(backend, Change(number, b"h3", b"h4", notes=Notes(copied=copied)))
+        write(backend, JournalAppend(number, b"two", 7, [b"g"]))
         with open_reader(backend) as reader:
             equal(reader.journal(number, 5, 9), [(5, b"e"), (6, b"f"), (7, b"g")])
         with open_reader(backend) as reader:
             copied = Copied(reader.turnover().freed, journal=[JournalRow(9, b"i")], journal_from=9)
-        backend.commit(Change(number, b"h4", b"h5", notes=Notes(copied=copied)))
+        write(backend, Change(number, b"h4", b"h5", notes=Notes(copied=copied)))
         with open_reader(backend) as reader:
             equal(reader.journal(number, 0, 9), [(9, b"i")])
             equal(reader.last_entry(number), 9)
-        equal(backend.sweep([Sweep(number, b"h5", (), (), (), remove=b"s")]), [True])
+        equal(changes.sweep(backend, [Sweep(number, b"h5", (), (), (), remove=b"s")]), [True])
         with open_reader(backend) as reader:
             equal(reader.journal(number, 0, 9), [])
             equal(reader.lease(number), None)
@@ -193,7 +191,7 @@ class JournalContract:
     def test_threads_write_one_journal(self, tmp_path: Path) -> None:
         """Each entry gets a number of its own: none is lost, and none is written twice."""
         backend, number = self._begun(tmp_path)
-        backend.commit(Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row"))))
+        write(backend, Change(number, b"h1", b"h2", notes=Notes(lease=LeaseRow(b"one", b"row"))))
 
         def work(name: int) -> None:
             for n in range(10):
@@ -201,9 +199,7 @@ class JournalContract:
                     with open_reader(backend) as reader:
                         first = reader.last_entry(number) + 1
                     try:
-                        backend.append_journal(
-                            JournalAppend(number, b"one", first, [b"%d %d" % (name, n)])
-                        )
+                        write(backend, JournalAppend(number, b"one", first, [b"%d %d" % (name, n)]))
                         break
                     except StaleHead:
                         continue
@@ -243,20 +239,21 @@ class FreeingContract(JournalContract):
         backend, number = self._begun(tmp_path)
         other = backend.reserve("session", 1)
         id = bytes(14) + b"\x09"
-        backend.commit(
-            Change(other, b"", b"o1", NameRow(b"other", b"row"), CheckpointRow(1, id, b"c"))
+        write(
+            backend,
+            Change(other, b"", b"o1", NameRow(b"other", b"row"), CheckpointRow(1, id, b"c")),
         )
         change = Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2"))
         change.notes = Notes(
             key=b"k", marks=[MarkRow(2, 1, b"t", b"m")], tombstones=[TombstoneRow(2, b"tomb")]
         )
-        backend.commit(change)
+        write(backend, change)
         gone = [CheckpointRef(2, bytes(14) + b"\x02")]
         stale = [
             Sweep(number, b"h1", [], [], [], gone),
             Sweep(number, b"h2", [GraftRow(0, b"another gc was here")], [], [], gone),
             Sweep(number, b"h2", [], [Fork(1, 9)], [], gone),
-            Sweep(number, b"h2", [], [], [Address(9, 1)], gone),
+            Sweep(number, b"h2", [], [], [(number << 32, 9 << 32)], gone),
             Sweep(
                 number,
                 b"h2",
@@ -269,7 +266,7 @@ class FreeingContract(JournalContract):
         ]
         grafts = [GraftWrite(number, 1, (other << 32) + 1, b"gap")]
         sweep = Sweep(number, b"h2", [], [], [], gone, keys=[b"k"], grafts=grafts)
-        equal(backend.sweep([*stale, sweep, sweep]), [False] * 5 + [True, False])
+        equal(changes.sweep(backend, [*stale, sweep, sweep]), [False] * 5 + [True, False])
         with open_reader(backend) as reader:
             equal(reader.checkpoint(number, 2), None)
             equal(reader.find_ids(gone[0][1], gone[0][1], 1), [])
@@ -286,14 +283,14 @@ class FreeingContract(JournalContract):
         fork = backend.reserve("session", 1)
         change = Change(fork, b"", b"f1", NameRow(b"fork", b"row"))
         change.notes = Notes(origin=Address(number, 1))
-        backend.commit(change)
+        write(backend, change)
         first = [CheckpointRef(1, bytes(14) + b"\x01")]
         freed = [GraftWrite(number, 0, None, b"freed")]
         sweeps = [
             Sweep(number, b"h1", [], [Fork(1, fork)], [], first, grafts=freed),
             Sweep(number, b"h1", [GraftRow(0, b"freed")], [Fork(1, fork)], [], remove=b"s"),
         ]
-        equal(backend.sweep(sweeps), [True, True])
+        equal(changes.sweep(backend, sweeps), [True, True])
         with open_reader(backend) as reader:
             equal((reader.session(b"s"), reader.head(number)), (None, None))
             equal(
@@ -308,13 +305,13 @@ class FreeingContract(JournalContract):
         stream = backend.reserve("stream", 1)
         rows = [row(stream, n, b"row %d" % n) for n in range(3)]
         blobs = [BlobWrite(bytes([n]) * 32, b"blob", False) for n in range(2)]
-        backend.commit(Change(number, b"h1", b"h2", None, None, rows, blobs))
+        write(backend, Change(number, b"h1", b"h2", None, None, rows, blobs))
         with open_reader(backend) as reader:
             found = reader.item_rows(-1, 9)
             known = [BlobTrim(blob.digest, blob.uses) for blob in reader.blob_rows(0, 9)]
         equal([row.begin for row in found], [row.body[:9] for row in rows])
         expect(all(row.size >= 5 for row in found))
-        backend.commit(Change(number, b"h2", b"h3", notes=Notes(shares=[bytes([1]) * 32])))
+        write(backend, Change(number, b"h2", b"h3", notes=Notes(shares=[bytes([1]) * 32])))
         dead = [ItemsKey(row.position, row.begin) for row in found]
         changed = [dead[0], dead[1]._replace(begin=b"it was another"), dead[2]]
         less = seal_items(dead[2].position, [b"row 2"], False, DENSE)
@@ -324,7 +321,7 @@ class FreeingContract(JournalContract):
             ItemsTrim([changed[1]], []),
             ItemsTrim([dead[2]], [ItemsPut(dead[2].position, less)]),
         ]
-        expect(backend.trim(Trim(groups, known, 0)) > 1, "what goes is counted")
+        expect(changes.trim(backend, Trim(groups, known, 0)) > 1, "what goes is counted")
         backend.compact()
         with open_reader(backend) as reader:
             equal(items(reader, stream, 0, 3), [(1, b"row 1"), (2, b"row 2")])
@@ -336,23 +333,23 @@ class FreeingContract(JournalContract):
         backend, number = self._begun(tmp_path)
         stream = backend.reserve("stream", 1)
         rows = [row(stream, n, b"row %d" % n) for n in range(3)]
-        backend.commit(Change(number, b"h1", b"h2", None, None, rows))
+        write(backend, Change(number, b"h1", b"h2", None, None, rows))
         with open_reader(backend) as reader:
             equal(reader.turnover(), (0, 0))
             found = reader.item_rows(-1, 9)
             first, second, _ = [ItemsKey(row.position, row.begin) for row in found]
         brought = Copied(0, [CheckpointRow(5, b"i" * 15, b"record")])
-        backend.commit(Change(number, b"h2", b"h3", notes=Notes(copied=brought)))
+        write(backend, Change(number, b"h2", b"h3", notes=Notes(copied=brought)))
         with open_reader(backend) as reader:
             freed, copied = reader.turnover()
         expect(freed == 0 and copied > 0, "a copy says that it landed")
         with raises(MissingReference):
-            backend.trim(Trim([ItemsTrim([first], [])], [], 0))
+            changes.trim(backend, Trim([ItemsTrim([first], [])], [], 0))
         backend.compact()
         with open_reader(backend) as reader:
             equal(len(items(reader, stream, 0, 3)), 3)
             equal(reader.turnover(), (0, copied))
-        backend.trim(Trim([ItemsTrim([second], [])], [], copied))
+        changes.trim(backend, Trim([ItemsTrim([second], [])], [], copied))
         backend.compact()
         with open_reader(backend) as reader:
             equal([n for n, _ in items(reader, stream, 0, 3)], [0, 2])
@@ -360,12 +357,15 @@ class FreeingContract(JournalContract):
         expect(trimmed > 0, "gc says that something has gone")
         late = Notes(copied=Copied(0, [CheckpointRow(6, b"j" * 15, b"record")]))
         with raises(MissingReference):
-            backend.commit(Change(number, b"h3", b"h4", notes=late))
+            write(backend, Change(number, b"h3", b"h4", notes=late))
         with open_reader(backend) as reader:
             equal((reader.head(number), reader.checkpoint(number, 6)), (b"h3", None))
             equal(reader.turnover(), (trimmed, copied))
         equal(
-            backend.sweep([Sweep(number, b"h3", (), (), (), [CheckpointRef(5, b"i" * 15)])]), [True]
+            changes.sweep(
+                backend, [Sweep(number, b"h3", (), (), (), [CheckpointRef(5, b"i" * 15)])]
+            ),
+            [True],
         )
         with open_reader(backend) as reader:
             expect(reader.turnover().freed not in (0, trimmed), "freeing a checkpoint says so, too")
@@ -412,12 +412,14 @@ class BackendContract(FreeingContract):
 
     def test_compare_and_swap(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)
-        backend.commit(
-            Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2"))
+        write(
+            backend,
+            Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2")),
         )
         with raises(StaleHead):
-            backend.commit(
-                Change(number, b"h1", b"h3", None, CheckpointRow(3, bytes(14) + b"\x03", b"c3"))
+            write(
+                backend,
+                Change(number, b"h1", b"h3", None, CheckpointRow(3, bytes(14) + b"\x03", b"c3")),
             )
         with open_reader(backend) as reader:
             equal(reader.head(number), b"h2")
@@ -428,7 +430,7 @@ class BackendContract(FreeingContract):
         backend, number = self._begun(tmp_path)
         change = Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2"))
         change.notes = Notes(key=b"k")
-        backend.commit(change)
+        write(backend, change)
         stream = backend.reserve("stream", 1)
         bad = Change(number, b"h2", b"h3", None, CheckpointRow(3, bytes(14) + b"\x03", b"c3"))
         bad.rows = [row(stream, 0, b"item")]
@@ -437,7 +439,7 @@ class BackendContract(FreeingContract):
             key=b"k", marks=[MarkRow(3, 1, b"tag", b"m")], operation=OperationRow(1, b"op")
         )
         with raises(KeyTaken):
-            backend.commit(bad)
+            write(backend, bad)
         with open_reader(backend) as reader:
             equal(reader.head(number), b"h2")
             equal(reader.items(stream, 0, 1), [])
@@ -451,11 +453,11 @@ class BackendContract(FreeingContract):
         backend, number = self._begun(tmp_path)
         again = backend.reserve("session", 1)
         with raises(SessionExists):
-            backend.commit(Change(again, b"", b"h", NameRow(b"s", b"row")))
+            write(backend, Change(again, b"", b"h", NameRow(b"s", b"row")))
         names = [b"S", b"s ", b"s\x00", b"s_2", b"%", b"../s", b"\xed\xa0\x80", b"x" * 10_000]
         for name in names:
             new = backend.reserve("session", 1)
-            backend.commit(Change(new, b"", b"h", NameRow(name, name)))
+            write(backend, Change(new, b"", b"h", NameRow(name, name)))
         with open_reader(backend) as reader:
             equal(reader.head(again), None)
             equal(reader.session(b"s"), (number, b"s", b"row"))
@@ -469,8 +471,8 @@ class BackendContract(FreeingContract):
         for seq in range(2, 12):
             id = bytes(14) + bytes((100 - seq,))
             before, after = b"h%d" % (seq - 1), b"h%d" % seq
-            backend.commit(
-                Change(number, before, after, None, CheckpointRow(seq, id, b"c%d" % seq))
+            write(
+                backend, Change(number, before, after, None, CheckpointRow(seq, id, b"c%d" % seq))
             )
         with open_reader(backend) as reader:
             equal([s for s, _, _ in reader.checkpoints(number, 3, 9, 4)], [3, 4, 5, 6])
@@ -485,12 +487,12 @@ class BackendContract(FreeingContract):
         a = backend.reserve("stream", 2)
         b = a + 1
         rows = [row(a, 0, b"a0"), row(a, 1, b"a1"), row(b, 0, b"b0")]
-        backend.commit(Change(number, b"h1", b"h2", rows=rows))
+        write(backend, Change(number, b"h1", b"h2", rows=rows))
         with open_reader(backend) as reader:
             equal(items(reader, a, 0, 2), [(0, b"a0"), (1, b"a1")])
             equal(items(reader, a, 1, 2), [(1, b"a1")])
         pack = item_row(a, 0, 2, [b"a0", b"a1", b"a2"], refs=False, level=DENSE)
-        backend.commit(Change(number, b"h2", b"h3", rows=[pack, row(a, 3, b"a3")]))
+        write(backend, Change(number, b"h2", b"h3", rows=[pack, row(a, 3, b"a3")]))
         with open_reader(backend) as reader:
             equal(items(reader, a, 0, 4), [(n, b"a%d" % n) for n in range(4)])
             equal(items(reader, a, 1, 2), [(1, b"a1")])
@@ -501,11 +503,11 @@ class BackendContract(FreeingContract):
     def test_blobs_are_shared_or_rewritten(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)
         digest = b"d" * 32
-        backend.commit(Change(number, b"h1", b"h2", blobs=[BlobWrite(digest, b"one", False)]))
-        backend.commit(Change(number, b"h2", b"h3", blobs=[BlobWrite(digest, b"two", False)]))
+        write(backend, Change(number, b"h1", b"h2", blobs=[BlobWrite(digest, b"one", False)]))
+        write(backend, Change(number, b"h2", b"h3", blobs=[BlobWrite(digest, b"two", False)]))
         with open_reader(backend) as reader:
             equal(reader.blob(digest), b"one")
-        backend.commit(Change(number, b"h3", b"h4", blobs=[BlobWrite(digest, b"mended", True)]))
+        write(backend, Change(number, b"h3", b"h4", blobs=[BlobWrite(digest, b"mended", True)]))
         with open_reader(backend) as reader:
             equal(reader.blob(digest), b"mended")
         backend.close()
@@ -523,7 +525,7 @@ class BackendContract(FreeingContract):
             head = b"h%d" % seq
             checkpoint = CheckpointRow(seq, bytes(14) + bytes((seq,)), b"c%d" % seq)
             parts: dict[str, Any] = {"rows": [row(stream, seq, b"item %d" % seq)]} | more
-            backend.commit(Change(number, b"h%d" % (seq - 1), head, None, checkpoint, **parts))
+            write(backend, Change(number, b"h%d" % (seq - 1), head, None, checkpoint, **parts))
 
         change(2)
         change(3, blobs=[BlobWrite(digest, b"blob", False)])
@@ -539,7 +541,7 @@ class BackendContract(FreeingContract):
             CheckpointRow(1, bytes(14) + b"\x20", b"o"),
         )
         created.rows = [row(stream + 1, 0, b"item 0")]
-        backend.commit(created)
+        write(backend, created)
         with open_reader(backend) as reader:
             equal(reader.blob(digest), b"blob")
             equal(reader.find_key(number, b"k"), 4)
@@ -558,11 +560,11 @@ class BackendContract(FreeingContract):
             MarkRow(1, 1, b"t", b"m2"),
             MarkRow(1, 1, b"u", b"m3"),
         ]
-        backend.commit(Change(number, b"h1", b"h2", notes=Notes(marks=marks)))
+        write(backend, Change(number, b"h1", b"h2", notes=Notes(marks=marks)))
         notes = Notes(
             marks=[MarkRow(1, 0, b"second", b"m4")], removed_marks=[MarkKey(1, 0, b"first")]
         )
-        backend.commit(Change(number, b"h2", b"h3", notes=notes))
+        write(backend, Change(number, b"h2", b"h3", notes=notes))
         with open_reader(backend) as reader:
             found = [(kind, value) for _, kind, value, _ in reader.marks(number, 1, 1)]
             equal(found, [(0, b"second"), (1, b"t"), (1, b"u")])
@@ -579,17 +581,17 @@ class BackendContract(FreeingContract):
             fork, b"", b"f1", NameRow(b"fork", b"row"), CheckpointRow(1, bytes(14) + b"\x09", b"c1")
         )
         change.notes = Notes(origin=Address(number, 1), needs=[Address(number, 1)])
-        backend.commit(change)
+        write(backend, change)
         id = bytes(14) + b"\x01"
         notes = Notes(
             tombstones=[TombstoneRow(1, b"tomb")],
             terms=[IndexTerm(2, b"x", id), IndexTerm(2, b"y", id)],
         )
-        backend.commit(Change(number, b"h1", b"h2", notes=notes))
+        write(backend, Change(number, b"h1", b"h2", notes=notes))
         notes = Notes(
             rename=NameRow(b"new name", b"new row"), removed_terms=[IndexTerm(2, b"y", id)]
         )
-        backend.commit(Change(number, b"h2", b"h3", notes=notes))
+        write(backend, Change(number, b"h2", b"h3", notes=notes))
         with open_reader(backend) as reader:
             equal(reader.forks(number, 1, 9), [(1, fork)])
             equal(reader.forks(fork, 1, 9), [])
@@ -600,12 +602,12 @@ class BackendContract(FreeingContract):
             equal(reader.session(b"s"), None)
             equal(reader.session(b"new name"), (number, b"new name", b"new row"))
             equal([i[14] for _, _, i in reader.newest_ids(b"", b"\xff" * 16, 9)], [9, 1])
-        backend.commit(Change(number, b"h3", b"h4", notes=Notes(undeleted=[1])))
+        write(backend, Change(number, b"h3", b"h4", notes=Notes(undeleted=[1])))
         with open_reader(backend) as reader:
             equal(reader.tombstones(number, 0, 9), [])
         with raises(SessionExists):
             notes = Notes(rename=NameRow(b"fork", b"row"))
-            backend.commit(Change(number, b"h4", b"h5", notes=notes))
+            write(backend, Change(number, b"h4", b"h5", notes=notes))
         backend.close()
 
     def test_what_a_change_needs_must_be_there(self, tmp_path: Path) -> None:
@@ -616,7 +618,7 @@ class BackendContract(FreeingContract):
                     number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2")
                 )
                 change.notes = notes
-                backend.commit(change)
+                write(backend, change)
         with open_reader(backend) as reader:
             equal(reader.head(number), b"h1")
             equal(reader.checkpoint(number, 2), None)
@@ -626,7 +628,7 @@ class BackendContract(FreeingContract):
         backend, number = self._begun(tmp_path)
         before = backend.version()
         equal(backend.version(), before)
-        backend.commit(Change(number, b"h1", b"h2"))
+        write(backend, Change(number, b"h1", b"h2"))
         expect(backend.version() != before, "a commit changes nothing")
         backend.close()
 
@@ -635,7 +637,7 @@ class BackendContract(FreeingContract):
         backend = self.make_backend(tmp_path)
         numbers = [backend.reserve("session", 1) for _ in range(12)]
         for n in numbers:
-            backend.commit(Change(n, b"", b"0", NameRow(b"s%d" % n, b"row")))
+            write(backend, Change(n, b"", b"0", NameRow(b"s%d" % n, b"row")))
         refused: list[tuple[int, type]] = []
         good = [i for i in range(15) if i % 5 not in (3, 4)]
 
@@ -651,7 +653,7 @@ class BackendContract(FreeingContract):
                 if i % 5 == 3 or i == 0:  # a key that only the first one gets
                     change.notes = Notes(key=b"k")
                 try:
-                    backend.commit(change)
+                    write(backend, change)
                     head += 1
                 except (StaleHead, KeyTaken) as e:
                     refused.append((i, type(e)))
@@ -695,7 +697,7 @@ class BackendContract(FreeingContract):
         def race(n: int) -> None:
             try:
                 id = bytes(14) + bytes((n + 10,))
-                backend.commit(Change(number, b"h1", b"h2", None, CheckpointRow(2, id, b"c")))
+                write(backend, Change(number, b"h1", b"h2", None, CheckpointRow(2, id, b"c")))
                 won.append(n)
             except StaleHead:
                 pass
@@ -712,8 +714,9 @@ class BackendContract(FreeingContract):
         backend, number = self._begun(tmp_path)
         seen: list[bytes | None] = []
         writer = threading.Thread(
-            target=lambda: backend.commit(
-                Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2"))
+            target=lambda: write(
+                backend,
+                Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2")),
             )
         )
         with open_reader(backend) as reader:
@@ -730,6 +733,6 @@ class BackendContract(FreeingContract):
         backend.close()
         backend.close()
         with raises(InvalidRequest):
-            backend.commit(Change(number, b"h1", b"h2"))
+            write(backend, Change(number, b"h1", b"h2"))
         with raises(InvalidRequest), open_reader(backend):
             pass

@@ -22,7 +22,8 @@ from holdfast.format.records import MAX_SEQ, Head, Info, position
 from holdfast.history import lineage
 from holdfast.history.lineage import all_rows
 from holdfast.intervals import IntervalSet
-from holdfast.storage.contract import Change, Copied, MissingReference, Notes, StaleHead
+from holdfast.storage.changes import Change, Copied, Notes
+from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.memory import MemoryBackend
 from holdfast.storage.reader import open_reader
 from holdfast.storage.rows import CheckpointRow, NameRow, SessionRow
@@ -349,7 +350,7 @@ class _Copy:
 
     def _commit(self, change: Change) -> None:
         try:
-            self._target.backend.commit(change)
+            self._target.backend.commit(change.batch())
         except StaleHead:
             raise Conflict("another process writes to the session in the other store") from None
 

@@ -15,7 +15,7 @@ from holdfast.history import leases, lineage
 from holdfast.history.leases import LeaseRecord, is_alive
 from holdfast.intervals import IntervalSet
 from holdfast.runs.resume import interrupted
-from holdfast.storage.contract import Copied, Notes
+from holdfast.storage.changes import Copied, Notes
 from holdfast.storage.rows import (
     Address,
     GraftWrite,

@@ -1122,8 +1122,8 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
     log = store_folder.StoreFolder.log
     ages = []
 
-    def watched(self, ledger, entry, line, change=None):
-        log(self, ledger, entry, line, change)
+    def watched(self, ledger, entry, line):
+        log(self, ledger, entry, line)
         if "lease" in entry:
             with other._repository.reader() as reader:
                 ages.append(reader.lease(ledger.number).age)

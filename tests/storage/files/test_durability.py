@@ -15,8 +15,9 @@ import holdfast
 from holdfast import clock
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.maintenance.reachability import Reachable
-from holdfast.storage import fs
-from holdfast.storage.contract import Change
+from holdfast.storage import changes, fs
+from holdfast.storage.contract import Batch
+from holdfast.storage.files import writer
 from holdfast.storage.files.reader import FilesView
 from holdfast.storage.files.store_folder import StoreFolder
 from tests.support.stores import TEXT
@@ -240,15 +241,20 @@ def test_who_does_without_the_disk_replaces_nothing_that_lasts(
 
 
 @contextmanager
-def cut_short() -> Iterator[list[Change]]:
-    """Saves do not come to their line in the log; what they would have committed."""
-    cut: list[Change] = []
+def cut_short() -> Iterator[list[Batch]]:
+    """Saves do not write their line in the log. The list has what they would have committed."""
+    cut: list[Batch] = []
+    real = writer.commit
 
-    def killed(*given: Any) -> None:
-        cut.append(given[-1])
+    def commit(home: StoreFolder, batch: Batch) -> None:
+        cut.append(batch)
+        real(home, batch)
+
+    def killed(*_: Any) -> None:
         raise InterruptedError
 
     with pytest.MonkeyPatch.context() as patch, suppress(Unavailable):
+        patch.setattr(writer, "commit", commit)
         patch.setattr(StoreFolder, "log", killed)
         yield cut
 
@@ -295,9 +301,8 @@ def test_what_a_save_has_left_may_count_by_the_time_it_would_go(
     state = {"other": [f"{n} {TEXT}" for n in range(30)]}
     with cut_short() as cut:
         store.session(name).save(state)
-    where: Any = {"_snapshot": FilesView, "mark_all": Reachable}.get(
-        moment, store._repository.backend
-    )
+    owners = {"_snapshot": FilesView, "mark_all": Reachable, "trim": changes}
+    where: Any = owners.get(moment, store._repository.backend)
     real = getattr(where, moment)
 
     def late(*given: Any, **options: Any) -> Any:

@@ -29,8 +29,8 @@ from holdfast.format import records
 from holdfast.format.item_streams import RowWrite
 from holdfast.format.records import IndexTerm
 from holdfast.history.watch import Watcher
-from holdfast.storage.batch import Batch
-from holdfast.storage.contract import Change, JournalAppend, MissingReference, Notes, StaleHead
+from holdfast.storage.changes import Change, Notes
+from holdfast.storage.contract import Batch, MissingReference, StaleHead
 from holdfast.storage.postgres import connection, notify, writer
 from holdfast.storage.postgres import schema as postgres_schema
 from holdfast.storage.postgres.backend import PostgresBackend
@@ -533,9 +533,9 @@ def test_statements_are_few(store: holdfast.Store, monkeypatch: pytest.MonkeyPat
     texts: set[str] = set()
     real = writer.execute
 
-    def execute(link: Link, statement: Any, batch: Any) -> None:
-        texts.add(statement.text)
-        real(link, statement, batch)
+    def execute(link: Link, batch: Batch) -> None:
+        texts.add(writer.Statement(batch).text)
+        real(link, batch)
 
     monkeypatch.setattr(writer, "execute", execute)
     session = store.session("s")
@@ -552,7 +552,7 @@ def test_rows_of_one_change_follow_each_other(store: holdfast.Store) -> None:
         RowWrite(stream, 0, 0, b"0"), RowWrite(stream, 1, 0, b"1"), RowWrite(stream, 2, 0, b"2"),
         RowWrite(stream, 0, 2, b"pack"), RowWrite(stream, 1, 0, b"again"),
     ]  # fmt: skip
-    backend.commit(Change(number, b"", b"h1", NameRow(b"n", b"row"), rows=rows))
+    backend.commit(Change(number, b"", b"h1", NameRow(b"n", b"row"), rows=rows).batch())
     with open_reader(backend) as reader:
         assert reader.items(stream, 0, 9) == [(0, b"pack"), (1, b"again"), (2, b"2")]
     id = bytes(15)
@@ -564,7 +564,7 @@ def test_rows_of_one_change_follow_each_other(store: holdfast.Store) -> None:
         keys=[KeyRow(b"k", 1), KeyRow(b"k", 2)],
     )  # fmt: skip
     blobs = [BlobWrite(b"d" * 32, b"one", False)] * 2
-    backend.commit(Change(number, b"h1", b"h2", blobs=blobs, notes=notes))
+    backend.commit(Change(number, b"h1", b"h2", blobs=blobs, notes=notes).batch())
     with open_reader(backend) as reader:
         assert reader.marks(number, 0, 9) == [(1, 0, b"v", b"second")]
         assert reader.find_terms(1, b"v", b"", b"\xff" * 16, 9) == [id]
@@ -576,10 +576,14 @@ def test_a_row_that_exists_is_damage_not_a_conflict(store: holdfast.Store) -> No
     backend = store._repository.backend
     number, stream = backend.reserve("session", 1), backend.reserve("stream", 1)
     backend.commit(
-        Change(number, b"", b"h1", NameRow(b"n", b"r"), rows=[RowWrite(stream, 0, 0, b"mine")])
+        Change(
+            number, b"", b"h1", NameRow(b"n", b"r"), rows=[RowWrite(stream, 0, 0, b"mine")]
+        ).batch()
     )
     with pytest.raises(Corrupt, match="exists already"):
-        backend.commit(Change(number, b"h1", b"h2", rows=[RowWrite(stream, 0, 0, b"other")]))
+        backend.commit(
+            Change(number, b"h1", b"h2", rows=[RowWrite(stream, 0, 0, b"other")]).batch()
+        )
     with open_reader(backend) as reader:
         assert reader.head(number) == b"h1"
         assert reader.items(stream, 0, 1) == [(0, b"mine")]
@@ -590,7 +594,7 @@ def test_who_forks_waits_for_who_deletes(store: holdfast.Store, schema: str) -> 
     backend = store._repository.backend
     number = backend.reserve("session", 1)
     backend.commit(
-        Change(number, b"", b"h1", NameRow(b"n", b"r"), CheckpointRow(1, bytes(15), b"c"))
+        Change(number, b"", b"h1", NameRow(b"n", b"r"), CheckpointRow(1, bytes(15), b"c")).batch()
     )
     fork = Change(backend.reserve("session", 1), b"", b"f", NameRow(b"fork", b"r"))
     fork.notes = Notes(origin=Address(number, 1), needs=[Address(number, 1)])
@@ -598,7 +602,7 @@ def test_who_forks_waits_for_who_deletes(store: holdfast.Store, schema: str) -> 
 
     def work() -> None:
         try:
-            backend.commit(fork)
+            backend.commit(fork.batch())
         except MissingReference:
             outcome.append("gone")
 
@@ -893,7 +897,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     def arm(times: int = 1) -> list[int]:
         real, left = writer.write, [times]
 
-        def write(link: Link, change: Batch | JournalAppend) -> None:
+        def write(link: Link, change: Batch) -> None:
             real(link, change)
             if left[0]:
                 left[0] -= 1
@@ -977,10 +981,10 @@ def test_a_commit_with_a_warning_is_looked_for(
     session = store.session("s")
     session.save({"log": []})
     session.append("log", 0)
-    before, looked = changes(store), list[Batch | JournalAppend]()
+    before, looked = changes(store), list[Batch]()
     real = writer.landed
 
-    def landed(link: Link, change: Batch | JournalAppend) -> bool | None:
+    def landed(link: Link, change: Batch) -> bool | None:
         looked.append(change)
         return real(link, change)
 
@@ -1009,7 +1013,7 @@ def test_a_commit_whose_head_moved_on_since(
     session.save({"n": 0})
     real, left = writer.write, [1]
 
-    def write(link: Link, change: Batch | JournalAppend) -> None:
+    def write(link: Link, change: Batch) -> None:
         real(link, change)
         if left[0]:
             left[0] -= 1
@@ -1028,21 +1032,21 @@ def test_a_head_alone_that_moved_on_cannot_be_told(
 ) -> None:
     backend = store._repository.backend
     number = backend.reserve("session", 1)
-    backend.commit(Change(number, b"", b"h1", NameRow(b"n", b"r")))
+    backend.commit(Change(number, b"", b"h1", NameRow(b"n", b"r")).batch())
     real, left = writer.write, [1]
 
-    def write(link: Link, change: Batch | JournalAppend) -> None:
+    def write(link: Link, change: Batch) -> None:
         real(link, change)
         if left[0]:
             left[0] -= 1
-            backend.commit(Change(number, b"h2", b"h3"))
+            backend.commit(Change(number, b"h2", b"h3").batch())
             raise psycopg.OperationalError("the connection was cut")
 
     monkeypatch.setattr(writer, "write", write)
     with pytest.raises(Unavailable, match="outcome of a commit"):
-        backend.commit(Change(number, b"h1", b"h2"))
+        backend.commit(Change(number, b"h1", b"h2").batch())
     with pytest.raises(StaleHead):
-        backend.commit(Change(number, b"h1", b"h2"))
+        backend.commit(Change(number, b"h1", b"h2").batch())
 
 
 def test_an_outcome_that_stays_unknown_says_so(
@@ -1101,7 +1105,7 @@ def test_who_sends_much_waits_for_what_the_server_says(
     """It says after `timeout` that it takes too long: but it begins to count when all is there."""
     real, patience = writer.write, list[float | None]()
 
-    def write(link: Link, change: Batch | JournalAppend) -> None:
+    def write(link: Link, change: Batch) -> None:
         patience.append(link.patience)
         real(link, change)
 

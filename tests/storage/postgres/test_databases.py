@@ -18,8 +18,10 @@ from psycopg import sql
 
 import holdfast
 from holdfast.errors import InvalidRequest, Unavailable
-from holdfast.format.records import COPIED
-from holdfast.storage.contract import MissingReference, Trim
+from holdfast.format.records import COPIED, seal_counter
+from holdfast.storage import changes
+from holdfast.storage.changes import Trim
+from holdfast.storage.contract import MissingReference
 from holdfast.storage.postgres import maintain, writer
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.postgres.connection import Target, Unconfirmed
@@ -109,9 +111,10 @@ def test_what_was_copied_while_gc_waited_is_seen(schema: str, level: str) -> Non
         assert isinstance(backend, PostgresBackend)
         with backend._target.connect() as copier, copier.transaction():
             writer.exclude_gc(copier)
-            freeing = threads.submit(backend.trim, Trim([], [], copied=0))
+            freeing = threads.submit(changes.trim, backend, Trim([], [], copied=0))
             until(lambda: link.execute(WAITS).fetchall() != [])
-            maintain._turn(copier, COPIED)
+            body = seal_counter(COPIED, 1)
+            copier.execute(maintain.PUT_COUNTER, (COPIED, body))
         with pytest.raises(MissingReference):
             freeing.result()
 

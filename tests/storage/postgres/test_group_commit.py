@@ -16,7 +16,8 @@ import pytest
 import holdfast
 from holdfast.errors import Corrupt, HeadMoved
 from holdfast.format.item_streams import RowWrite
-from holdfast.storage.contract import Change, StaleHead
+from holdfast.storage.changes import Change
+from holdfast.storage.contract import StaleHead
 from holdfast.storage.group_commit import Member
 from holdfast.storage.postgres import writer
 from holdfast.storage.postgres.backend import PostgresBackend
@@ -220,16 +221,18 @@ def test_a_row_in_the_way_is_the_trouble_of_one(store: holdfast.Store, watched: 
                 b"h1",
                 NameRow(b"%d" % n, b"r"),
                 CheckpointRow(1, bytes([n] * 15), b"c"),
-            )
+            ).batch()
         )
-    backend.commit(Change(first, b"h1", b"h1", rows=[RowWrite(stream + 1, 0, 0, b"in the way")]))
+    backend.commit(
+        Change(first, b"h1", b"h1", rows=[RowWrite(stream + 1, 0, 0, b"in the way")]).batch()
+    )
     changes = [
         Change(first + n, b"h1", b"h2", None, CheckpointRow(2, bytes([n + COUNT] * 15), b"c"),
                [RowWrite(stream + n, 0, 0, b"row")], parent=CheckpointRef(1, bytes([n] * 15)))
         for n in range(COUNT)
     ]  # fmt: skip
     watched.alone.clear()
-    with together(store, [partial(backend.commit, change) for change in changes]) as errors:
+    with together(store, [partial(backend.commit, change.batch()) for change in changes]) as errors:
         pass
     assert {n: type(e) for n, e in errors.items()} == {1: Corrupt}
     assert sorted(watched.alone) == [*range(first, first + COUNT)]
@@ -433,15 +436,17 @@ def test_a_parent_that_was_forgotten_is_nobodys_base(store: holdfast.Store) -> N
     backend = store._repository.backend
     session, stream = backend.reserve("session", 1), backend.reserve("stream", 2)
     backend.commit(
-        Change(session, b"", b"h1", NameRow(b"s", b"r"), CheckpointRow(1, b"other" * 3, b"c"))
+        Change(
+            session, b"", b"h1", NameRow(b"s", b"r"), CheckpointRow(1, b"other" * 3, b"c")
+        ).batch()
     )
     rows = [RowWrite(stream, 0, 0, b"row")]
     for known in ([*rows], [*rows, RowWrite(stream + 1, 0, 0, b"row")]):
         change = Change(session, b"h1", b"h2", None, CheckpointRow(2, bytes(15), b"c"), known)
         change.parent = CheckpointRef(1, b"mine!" * 3)
         with pytest.raises(StaleHead):
-            backend.commit(change)
+            backend.commit(change.batch())
     change.parent = CheckpointRef(1, b"other" * 3)
-    backend.commit(change)
+    backend.commit(change.batch())
     with open_reader(backend) as reader:
         assert reader.head(session) == b"h2"

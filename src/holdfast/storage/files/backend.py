@@ -24,7 +24,7 @@ from holdfast.errors import (
 from holdfast.format import portable
 from holdfast.format.records import SPACES
 from holdfast.storage import fs
-from holdfast.storage.contract import Backend, Change, View
+from holdfast.storage.contract import Backend, View
 from holdfast.storage.files import log, maintain, store_folder, writer
 from holdfast.storage.files.reader import FilesView
 from holdfast.storage.files.session_folders import BLOBS
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.storage.contract import JournalAppend, Sweep, Trim
+    from holdfast.storage.contract import Batch
 
 FORMAT = 1
 MARKER = "holdfast.json"
@@ -120,28 +120,20 @@ class FilesBackend(Backend):
             with _translated(self.path):
                 raise
 
-    def commit(self, change: Change) -> None:
+    def commit(self, batch: Batch) -> None:
         with self._writing() as home:
-            if change.checkpoint is not None:
-                home.check_room(change.size())
-            writer.commit(home, change)
+            size = batch.size()
+            if size:
+                home.check_room(size)
+            writer.commit(home, batch)
 
-    def append_journal(self, append: JournalAppend) -> None:
+    def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
         with self._writing() as home:
-            home.check_room(append.size())
-            log.append_journal(home, append)
+            return writer.commit_all(home, first, rest)
 
     def renew(self, session: int, token: bytes) -> bool:
         with self._writing() as home:
             return log.renew(home, session, token)
-
-    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
-        with self._writing() as home:
-            return maintain.sweep(home, sweeps)
-
-    def trim(self, trim: Trim) -> int:
-        with self._writing() as home:
-            return maintain.trim(home, trim)
 
     def compact(
         self,

@@ -17,6 +17,7 @@ from holdfast.format import portable as format_portable
 from holdfast.format import rows as format_rows
 from holdfast.format.records import (
     MAX_SEQ,
+    SEQ_BITS,
     IndexTerm,
     former_name,
     position,
@@ -26,7 +27,7 @@ from holdfast.format.records import (
 )
 from holdfast.intervals import joined, outside, whole
 from holdfast.storage import fs
-from holdfast.storage.contract import StaleHead
+from holdfast.storage.contract import Delete, DeleteRange, Insert, Put, Rename
 from holdfast.storage.files import row_json as text
 from holdfast.storage.rows import Address, JournalRow, LeaseRow, MarkKey, MarkRow
 from holdfast.storage.tally import Lease
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.intervals import Run
-    from holdfast.storage.contract import Change, JournalAppend, Notes, Sweep
+    from holdfast.storage.contract import Batch, Refusal
     from holdfast.storage.files.store_folder import StoreFolder
-    from holdfast.storage.rows import CheckpointRow, GraftWrite
+    from holdfast.storage.tables import Row
 
 
 SESSION = "session.json"
@@ -95,82 +96,86 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-def entry_of(change: Change, notes: Notes, ends: list[list[int]]) -> dict[str, Any]:
-    """Return the log entry of a commit. `ends` has the streams, and the new end of each."""
-    session = change.session
+_SHOWN: dict[str, Callable[..., list[Any]]] = {
+    "checkpoints": lambda pos, name, _: [pos & MAX_SEQ, ids.to_text(name)],
+    "keys": lambda _, key, seq: [text.show_name(key), seq],
+    "marks": lambda pos, kind, value, body: [
+        pos & MAX_SEQ, kind, text.show_name(value), text.show_row(body),
+    ],
+    "operations": lambda pos, body: [
+        pos & MAX_SEQ, text.show_row(text.plain(format_rows.OPERATION, pos, body)),
+    ],
+    "tombs": lambda pos, body: [pos & MAX_SEQ, text.show_row(body)],
+    "facets": lambda kind, value, name: [kind, text.show_name(value), show_id(name)],
+    "gaps": lambda pos, ancestor, body: [
+        pos & MAX_SEQ, ancestor, text.show_row(text.plain(format_rows.GRAFT, pos, body)),
+    ],
+}  # fmt: skip
+"""What a log says of a row of each table. The first line of a session has its row of `sessions`."""
+_REMOVED: dict[str, Callable[..., Any]] = {
+    "keys": lambda _, key: text.show_name(key),
+    "marks": lambda pos, kind, value: [pos & MAX_SEQ, kind, text.show_name(value)],
+    "tombs": lambda pos: pos & MAX_SEQ,
+    "facets": lambda kind, value, name: [kind, text.show_name(value), show_id(name)],
+}
+"""What a log says of the removal of a row, under the name of the table with `un` before it."""
+_SINGLE = {"checkpoints": "checkpoint", "operations": "operation"}
+
+
+def entry_of(batch: Batch, session: int, ends: list[list[int]]) -> dict[str, Any]:
+    """Return the log entry of a batch. `ends` has the streams, and the new end of each."""
     entry: dict[str, Any] = {}
-    if change.create is not None:
-        name, row = change.create
-        entry["create"] = [session, text.show_name(name), text.show_row(row)]
-    if notes.origin is not None:
-        entry["origin"] = list(notes.origin)
-    if change.checkpoint is not None:
-        seq, id, _ = change.checkpoint
-        entry["checkpoint"] = [seq, ids.to_text(id)]
-    entry["head"] = text.show_row(change.head)
+    facts: dict[str, list[Any]] = {}
+    if batch.swap is not None:
+        entry["head"] = text.show_row(batch.swap.body)
+    for write in batch.writes:
+        match write:
+            case Insert(table, row) | Put(table, row):
+                if table in _SHOWN and (table != "gaps" or row[0] >> SEQ_BITS == session):
+                    facts.setdefault(table, []).append(_SHOWN[table](*row))
+                else:
+                    entry |= _show_session(table, row)
+            case Rename(_, name, body):
+                entry["rename"] = [text.show_name(name), text.show_row(body)]
+            case Delete("sessions"):
+                entry["removed"] = True
+            case Delete(table, key) if table in _REMOVED:
+                facts.setdefault(f"un{table}", []).append(_REMOVED[table](*key))
+            case DeleteRange("checkpoints", low, high):
+                facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
+            case DeleteRange("journal", _, high) if high >> SEQ_BITS == session:
+                entry["journal"] = high & MAX_SEQ
     if ends:
         entry["streams"] = ends
-    if change.notes is not None:
-        entry |= _show_notes(notes, session, change.checkpoint)
-    return entry
+    for what, single in _SINGLE.items():
+        if len(facts.get(what, ())) == 1:
+            [entry[single]] = facts.pop(what)
+    return {**{what: entry[what] for what in _FIRST if what in entry}, **facts, **entry}
 
 
-def _show_notes(notes: Notes, session: int, checkpoint: CheckpointRow | None) -> dict[str, Any]:
-    name, row = text.show_name, text.show_row
-    keys = [(notes.key, checkpoint.seq)] if notes.key is not None and checkpoint else []
-    found: dict[str, Any] = {
-        "keys": [[name(key), seq] for key, seq in [*keys, *notes.keys]],
-        "unmarks": [[seq, kind, name(value)] for seq, kind, value in notes.removed_marks],
-        "marks": [[seq, kind, name(value), row(body)] for seq, kind, value, body in notes.marks],
-        "tombs": [[seq, row(body)] for seq, body in notes.tombstones],
-        "untombs": list(notes.undeleted),
-        "unfacets": [[kind, name(value), show_id(id)] for kind, value, id in notes.removed_terms],
-        "facets": [[kind, name(value), show_id(id)] for kind, value, id in notes.terms],
-    }
-    copied = notes.copied
-    if copied is not None:
-        found["checkpoints"] = [[seq, ids.to_text(id)] for seq, id, _ in copied.checkpoints]
-        found["operations"] = [_show_operation(session, *each) for each in copied.operations]
-        found["gaps"] = _show_grafts(copied.grafts, session)
-        found["journal"] = copied.journal_from
-    if notes.rename is not None:
-        found["rename"] = [name(notes.rename[0]), row(notes.rename[1])]
-    if notes.lease is not None:
-        token, body = notes.lease
-        found["lease"] = [token.hex(), row(text.plain(format_rows.LEASE, session, body))]
-    if notes.operation is not None:
-        found["operation"] = _show_operation(session, *notes.operation)
-    return {what: facts for what, facts in found.items() if facts}
+_FIRST = ("create", "origin", "checkpoint", "head", "streams")
+"""What comes first in a line, for people who read it."""
 
 
-def _show_operation(session: int, number: int, body: bytes) -> list[Any]:
-    body = text.plain(format_rows.OPERATION, position(session, number), body)
-    return [number, text.show_row(body)]
+def _show_session(table: str, row: Row) -> dict[str, Any]:
+    """Return what a log says of a row that a session has once, or that has a file of its own."""
+    if table == "sessions":
+        number, name, origin, body = row
+        created = {"create": [number, text.show_name(name), text.show_row(body)]}
+        return created | ({} if origin is None else {"origin": [*divmod(origin, 1 << SEQ_BITS)]})
+    if table == "heads":
+        return {"head": text.show_row(row[1])}
+    if table == "leases":
+        session, token, body = row
+        body = text.plain(format_rows.LEASE, session, body)
+        return {"lease": [token.hex(), text.show_row(body)]}
+    return {}
 
 
-def sweep_entry(sweep: Sweep, mark: str) -> dict[str, Any]:
-    """Return the log entry of a sweep, for the session whose checkpoints it frees."""
-    entry: dict[str, Any] = {
-        "sweep": mark,
-        "freed": [checkpoint.seq for checkpoint in sweep.checkpoints],
-        "unkeys": [text.show_name(key) for key in sweep.keys],
-        "unfacets": [[k, text.show_name(value), show_id(id)] for k, value, id in sweep.terms],
-        "gaps": grafts_of(sweep, sweep.session),
-        "journal": sweep.journal,
-    }
-    return entry if sweep.remove is None else {**entry, "removed": True}
-
-
-def grafts_of(sweep: Sweep, session: int) -> list[Any]:
-    """Return the grafts that a sweep writes to a session, as its log has them."""
-    return _show_grafts([graft for graft in sweep.grafts if graft.session == session], session)
-
-
-def _show_grafts(grafts: Sequence[GraftWrite], session: int) -> list[Any]:
-    return [
-        [seq, ancestor, text.show_row(text.plain(format_rows.GRAFT, position(session, seq), body))]
-        for _, seq, ancestor, body in grafts
-    ]
+def show_grafts(batch: Batch, session: int) -> list[Any]:
+    """Return the grafts that a batch writes to a session, as its log has them."""
+    rows = [w.row for w in batch.writes if type(w) is Put and w.table == "gaps"]
+    return [_SHOWN["gaps"](*row) for row in rows if row[0] >> SEQ_BITS == session]
 
 
 def show_id(id: bytes) -> str:
@@ -545,27 +550,9 @@ class SessionLog:
 
     # -- writing the log -----------------------------------------------------------------------
 
-    def advance(
-        self, entry: dict[str, Any], line: bytes, inode: int, at: int, change: Change | None
-    ) -> None:
-        """Apply a line that was just written, with the change that it stands for.
-
-        The most frequent kind of change is not parsed from the line again.
-        """
-        n = entry["n"]
-        if (
-            change is not None
-            and change.checkpoint is not None
-            and change.notes is None
-            and change.create is None
-            and n == self.entries + 1
-        ):
-            seq, id, _ = change.checkpoint
-            self.entries, self.head, self.saved_at = n, change.head, n
-            self.add(seq, id)
-            self.ends.update(entry.get("streams", ()))
-        else:
-            self.apply(entry)
+    def advance(self, entry: dict[str, Any], line: bytes, inode: int, at: int) -> None:
+        """Apply a line that was just written."""
+        self.apply(entry)
         self.inode, self.size, self.tail = inode, at + len(line), line[-_TAIL:]
 
     def line(self, entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -789,32 +776,34 @@ def _line(session: int, first: int, entries: Sequence[bytes]) -> bytes:
     return text.seal_line(first, {"n": first, "entries": [text.show_row(row) for row in plain]})
 
 
-def append_journal(home: StoreFolder, append: JournalAppend) -> None:
-    with home.sessions([append.session]):
-        ledger = home.current(append.session)
-        if ledger is None or not ledger.there:
-            raise StaleHead
-        if append.token is not None and (
-            ledger.lease is None or ledger.lease.token != append.token
-        ):
-            raise StaleHead
-        _add(home, ledger, append.first, [_line(append.session, append.first, append.entries)])
+def add_entries(
+    home: StoreFolder, ledger: SessionLog, entries: Sequence[Insert], *, together: bool
+) -> None:
+    """Write entries of a journal; together, as one line, or each as a line of its own.
+
+    Raises the refusal of an entry if the journal has its number, or a later one.
+    """
+    new = sorted([(write.row[0] & MAX_SEQ, write.row[1]) for write in entries])
+    if not new:
+        return
+    first = new[0][0]
+    if together:
+        lines = [_line(ledger.number, first, [row for _, row in new])]
+    else:
+        lines = [_line(ledger.number, n, [row]) for n, row in new]
+    _add(home, ledger, first, lines, entries[0].refusal)
 
 
-def check_new(ledger: SessionLog, entries: Sequence[JournalRow]) -> None:
-    """Raise StaleHead if the journal has an entry to be copied, or a later one."""
-    if entries and min(entries).number <= look(ledger).last:
-        raise StaleHead
+def check_entries(ledger: SessionLog, entries: Sequence[Insert]) -> None:
+    """Raise the refusal of an entry if the journal has its number, or a later one."""
+    numbers = [write.row[0] & MAX_SEQ for write in entries]
+    if numbers and min(numbers) <= look(ledger).last:
+        raise entries[0].refusal()
 
 
-def copy(home: StoreFolder, ledger: SessionLog, entries: Sequence[JournalRow]) -> None:
-    """Write the entries of another store's journal that are missing here."""
-    new = sorted(entries)
-    if new:
-        _add(home, ledger, new[0].number, [_line(ledger.number, n, [row]) for n, row in new])
-
-
-def _add(home: StoreFolder, ledger: SessionLog, first: int, lines: list[bytes]) -> None:
+def _add(
+    home: StoreFolder, ledger: SessionLog, first: int, lines: list[bytes], refusal: Refusal
+) -> None:
     path = ledger.folder / JOURNAL
     if first >= 10**DIGITS:
         raise Corrupt(f"no entry can come after entry {first - 1} of {path}")
@@ -832,7 +821,7 @@ def _add(home: StoreFolder, ledger: SessionLog, first: int, lines: list[bytes]) 
                 lines = [b"\n", *lines]
             home.forget_name(path)
         if first <= last:
-            raise StaleHead
+            raise refusal()
         if found.st_size > end:
             os.ftruncate(handle, end)
         home.journals.pop(path, None)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import Corrupt, InvalidRequest, Unavailable
 from holdfast.format.item_streams import MAX_ITEMS, STREAM_BITS, RowWrite
-from holdfast.format.records import SEQ_BITS, SPACES
+from holdfast.format.records import SPACES
 from holdfast.log import logger
 from holdfast.storage import fs
-from holdfast.storage.contract import MissingReference
-from holdfast.storage.files import log, store_folder
-from holdfast.storage.files.item_files import Line, items_of
+from holdfast.storage.contract import DeleteIf, Insert, MissingReference
+from holdfast.storage.files import log, store_folder, writer
+from holdfast.storage.files.item_files import items_of
 from holdfast.storage.files.log import (
     CHECKPOINTS,
     HEAD,
@@ -26,86 +26,27 @@ from holdfast.storage.files.log import (
     LOG,
     SESSION,
     STREAMS,
-    grafts_of,
     hint,
     last_known,
-    sweep_entry,
 )
 from holdfast.storage.files.reader import LEFT, FilesView, left_from
 from holdfast.storage.files.session_folders import BLOBS, LOCK, blob_path, record_path, streams_in
-from holdfast.storage.files.store_folder import LOCKS, SESSIONS, Refuse
-from holdfast.storage.reader import Reader
+from holdfast.storage.files.store_folder import LOCKS, SESSIONS, Garbage
+from holdfast.storage.tables import BLOB_VERSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import Any
 
-    from holdfast.storage.contract import Sweep, Trim
+    from holdfast.storage.contract import Batch
+    from holdfast.storage.files.item_files import Line
     from holdfast.storage.files.log import SessionLog
     from holdfast.storage.files.store_folder import StoreFolder
-    from holdfast.storage.rows import BlobTrim, ItemsTrim
 
 
 _BATCH = 500
 _NAMELESS = "~streams-"
 """Followed by the number of a stream. No session's folder has such a name."""
-
-
-def sweep(home: StoreFolder, sweeps: Sequence[Sweep]) -> list[bool]:
-    home.catalog.refuse_rivals()
-    with home.turns.alone():
-        home.turns.freeing()
-        return [_sweep(home, each) for each in sweeps]
-
-
-def _sweep(home: StoreFolder, sweep: Sweep) -> bool:
-    """Apply a sweep completely or not at all.
-
-    The grafts in other sessions' logs count only when the line in our own log exists.
-    """
-    session = sweep.session
-    others = sorted({graft.session for graft in sweep.grafts} - {session})
-    ancestors = [graft.ancestor for graft in sweep.grafts if graft.ancestor is not None]
-    far = {ancestor >> SEQ_BITS for ancestor in ancestors}
-    with home.names(), home.sessions([session, *others], far):
-        view = FilesView(home)
-        try:
-            if not sweep.is_current(Reader(view)):
-                return False
-        finally:
-            view.close()
-        mark = secrets.token_hex(8)
-        for other in others:
-            ledger = home.catalog.ledger(other)
-            if ledger is not None:
-                _log(home, ledger, {"gaps": grafts_of(sweep, other), "if": [session, mark]})
-        ledger = home.catalog.ledger(session)
-        if ledger is None:
-            return False
-        _log(home, ledger, sweep_entry(sweep, mark))
-    return True
-
-
-def _log(home: StoreFolder, ledger: SessionLog, entry: dict[str, Any]) -> None:
-    """Add a line and sync it: the data that it frees is then removed for good."""
-    home.log(ledger, *ledger.line(entry))
-    if not home.durable:
-        fs.sync(ledger.log)
-
-
-def trim(home: StoreFolder, trim: Trim) -> int:
-    """Note the data to remove. `compact` removes it, because a reader may still need it."""
-    if home.turns.read().copied != trim.copied:
-        home.refuse = Refuse()
-        raise MissingReference
-    if home.refuse.copied != trim.copied:  # of a gc that did not come to its end
-        home.refuse = Refuse(copied=trim.copied)
-    for group in trim.items:
-        stream = group.remove[0].position >> STREAM_BITS
-        home.refuse.items.setdefault(stream, []).append(group)
-    home.refuse.blobs += trim.blobs
-    return sum([len(group.remove) for group in trim.items]) + len(trim.blobs)
 
 
 def compact(home: StoreFolder, progress: Callable[[int, int], None] | None) -> bool:
@@ -115,15 +56,10 @@ def compact(home: StoreFolder, progress: Callable[[int, int], None] | None) -> b
     """
     for link in home.links():
         raise link
-    refuse, home.refuse = home.refuse, Refuse()
+    garbage, home.garbage = home.garbage, Garbage()
     _sync_logs(home)
-    batches = [refuse.blobs[n : n + _BATCH] for n in range(0, len(refuse.blobs), _BATCH)]
     root = home.catalog.root
-    work: list[Callable[[], object]] = [
-        *[partial(_drop_items, home, stream, rows) for stream, rows in refuse.items.items()],
-        *[partial(_drop_blobs, home, batch) for batch in batches],
-    ]
-    work = [partial(_unless_copied, home, refuse.copied, step) for step in work]
+    work = [partial(_unless_copied, home, garbage, step) for step in _removals(home, garbage)]
     work += [
         *[partial(_compact, home, root / name) for name in sorted(os.listdir(root))],
         *[partial(_drop_drafts, home, folder) for folder in (home.root / BLOBS).iterdir()],
@@ -147,12 +83,30 @@ def compact(home: StoreFolder, progress: Callable[[int, int], None] | None) -> b
     return True
 
 
-def _unless_copied(home: StoreFolder, copied: int, step: Callable[[], object]) -> None:
+def _removals(home: StoreFolder, garbage: Garbage) -> Iterator[Callable[[], object]]:
+    """Yield the steps that remove data: one for each stream, and some for blobs."""
+    items: dict[int, list[Batch]] = {}
+    blobs: list[DeleteIf] = []
+    for batch in garbage.rest:
+        first = batch.writes[0]
+        if isinstance(first, DeleteIf) and first.by is BLOB_VERSIONS:
+            blobs.append(first)
+        elif isinstance(first, DeleteIf):
+            items.setdefault(first.key[0] >> STREAM_BITS, []).append(batch)
+    for stream, batches in items.items():
+        yield partial(_drop_items, home, stream, batches)
+    for n in range(0, len(blobs), _BATCH):
+        yield partial(_drop_blobs, home, blobs[n : n + _BATCH])
+
+
+def _unless_copied(home: StoreFolder, garbage: Garbage, step: Callable[[], object]) -> None:
     """Remove data, but not if a copy has landed since it was found to be garbage."""
-    with home.turns.alone():
-        if home.turns.read().copied == copied:
-            home.turns.freeing()
-            step()
+    if garbage.first is None:
+        return
+    with home.turns.alone(), suppress(MissingReference):
+        writer.check_all(home, garbage.first.guards)
+        writer.turn(home, garbage.first)
+        step()
 
 
 def _sync_logs(home: StoreFolder) -> None:
@@ -164,12 +118,13 @@ def _sync_logs(home: StoreFolder) -> None:
                 fs.sync(folder.path / LOG)
 
 
-def _drop_items(home: StoreFolder, stream: int, groups: list[ItemsTrim]) -> None:
+def _drop_items(home: StoreFolder, stream: int, batches: list[Batch]) -> None:
     """Remove groups of items of one stream. A group with a changed item stays."""
     path = home.catalog.stream(stream)
     if path is None:
         return
-    positions = [row.position & MAX_ITEMS - 1 for group in groups for row in group.remove]
+    groups = [[w for w in batch.writes if isinstance(w, DeleteIf)] for batch in batches]
+    positions = [removal.key[0] & MAX_ITEMS - 1 for group in groups for removal in group]
     with fs.locked(path.parent.parent / LOCK, home.timeout):
         lines = home.streams.read(path, min(positions), max(positions) + 1)
         left, base = left_from(home, stream, path), stream << STREAM_BITS
@@ -177,10 +132,11 @@ def _drop_items(home: StoreFolder, stream: int, groups: list[ItemsTrim]) -> None
         known = dict(lines)
         dead: set[int] = set()
         changed: list[Line] = []
-        for group in groups:
-            if all(there.get(pos, b"").startswith(begin) for pos, begin in group.remove):
-                going = {row.position & MAX_ITEMS - 1 for row in group.remove}
-                for pos, body in group.replace:  # most are the same items in other rows: one to us
+        for batch, group in zip(batches, groups, strict=True):
+            if all(there.get(w.key[0], b"").startswith(w.value) for w in group):
+                going = {w.key[0] & MAX_ITEMS - 1 for w in group}
+                for pos, body in [w.row for w in batch.writes if isinstance(w, Insert)]:
+                    # Most are the same items in other rows: one row to us.
                     for line in items_of(RowWrite(stream, pos & MAX_ITEMS - 1, 0, body)):
                         going.discard(line.n)
                         if known.get(line.n, line.row)[9:] != line.row[9:]:
@@ -190,11 +146,11 @@ def _drop_items(home: StoreFolder, stream: int, groups: list[ItemsTrim]) -> None
             home.streams.rewrite(path, dead, changed, left)
 
 
-def _drop_blobs(home: StoreFolder, blobs: list[BlobTrim]) -> None:
+def _drop_blobs(home: StoreFolder, removals: list[DeleteIf]) -> None:
     with home.blobs(shared=False):
-        for digest, shared in blobs:
-            path = blob_path(home.root, digest)
-            if os.path.lexists(path) and os.lstat(path).st_mtime_ns == shared:
+        for removal in removals:
+            path = blob_path(home.root, removal.key[0])
+            if os.path.lexists(path) and os.lstat(path).st_mtime_ns == removal.value:
                 path.unlink()
 
 

@@ -551,6 +551,19 @@ class FilesView(View):
             yield from _lost_lines(ledger)
 
 
+class GuardView(FilesView):
+    """A view for the guards of a batch. It reads nothing but logs."""
+
+    def get(self, index: Index, *key: Any) -> Row | None:
+        if index is not LEASES:
+            return super().get(index, *key)
+        ledger = self.ledger(key[0])
+        return None if ledger is None or ledger.lease is None else (key[0], *ledger.lease, 0.0)
+
+    def _checkpoint(self, ledger: SessionLog, seq: int) -> bytes | None:
+        return b"" if seq in ledger.ids else None
+
+
 def _between(numbers: Sequence[int] | Mapping[int, Any], low: int, high: int) -> list[int]:
     """Return the numbers from low to high, in order. Lists are in order already."""
     if isinstance(numbers, list):

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.storage.contract import Change
-
 
 _MOVE = "one of these folders is a copy, or of another store: move it away, and export() it there"
 
@@ -437,7 +435,6 @@ class Catalog:
         line: bytes,
         inode: int,
         at: int,
-        change: Change | None,
     ) -> SessionLog:
         """Return the ledger after a line was written to the log."""
         with self.lock:
@@ -445,7 +442,7 @@ class Catalog:
                 # Not kept during the change: if it is interrupted, it has only half of the line.
                 self._ledgers.pop(ledger.number, None)
                 ledger = ledger.copy() if ledger.pins else ledger
-                ledger.advance(entry, line, inode, at, change)
+                ledger.advance(entry, line, inode, at)
             self._ledgers[ledger.number] = ledger
             return ledger
 

@@ -16,7 +16,6 @@ from holdfast.format.item_streams import STREAM_BITS
 from holdfast.format.records import COPIED, FREED, SEQ_BITS, SPACES, seal_counter, unseal_counter
 from holdfast.log import logger
 from holdfast.storage import fs
-from holdfast.storage.contract import MissingReference
 from holdfast.storage.files import row_json
 from holdfast.storage.files.item_files import Streams
 from holdfast.storage.files.log import ALWAYS, DAMAGED_HEAD, HEAD, hint
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from holdfast.storage.contract import Change, Copied
+    from holdfast.storage.contract import Batch
     from holdfast.storage.files.log import SessionLog
     from holdfast.storage.files.session_folders import Catalog
-    from holdfast.storage.rows import BlobTrim, ItemsTrim
 
 
 class Turns:
@@ -59,18 +57,9 @@ class Turns:
             return 0
         return int(text) if text.isdigit() and len(text) < 20 else -1
 
-    def freeing(self) -> None:
-        """Set a new `freed`, before anything is freed. The caller is alone."""
-        self._change(FREED)
-
-    def copying(self, copied: Copied) -> None:
-        """Set a new `copied`, unless gc has freed something since. The caller is alone."""
-        if self.read().freed != copied.freed:
-            raise MissingReference
-        self._change(COPIED)
-
-    def _change(self, what: str) -> None:
-        fs.replace(self._folder / what, b"%d" % Turnover.new(), durable=False)
+    def write(self, space: str, body: bytes) -> None:
+        """Set a number. The caller is alone."""
+        fs.replace(self._folder / space, b"%d" % unseal_counter(space, body), durable=False)
 
 
 COUNTERS = "counters.json"
@@ -119,14 +108,13 @@ _PATIENCE = 2.0
 
 
 @dataclass
-class Refuse:
-    """Garbage that gc has found, until it can be removed."""
+class Garbage:
+    """Data that gc removes, until it can be removed."""
 
-    items: dict[int, list[ItemsTrim]] = field(default_factory=dict)
-    """By stream."""
-    blobs: list[BlobTrim] = field(default_factory=list)
-    copied: int = 0
-    """`Turnover.copied` when the garbage was found."""
+    first: Batch | None = None
+    """It is written before. If it is refused, nothing is removed."""
+    rest: list[Batch] = field(default_factory=list)
+    """A batch for each group of rows, and each blob."""
 
 
 class StoreFolder:
@@ -141,7 +129,7 @@ class StoreFolder:
         """The boot until whose end hints are valid."""
         self.catalog = Catalog(root / SESSIONS, root / LOCKS / "turns")
         self.streams = Streams()
-        self.refuse = Refuse()
+        self.garbage = Garbage()
         self._room = fs.Room(root)
         self.turns = Turns(root / LOCKS, timeout)
         self._settled: dict[Path, int] = {}
@@ -287,9 +275,7 @@ class StoreFolder:
 
     # -- the log -------------------------------------------------------------------------------
 
-    def log(
-        self, ledger: SessionLog, entry: dict[str, Any], line: bytes, change: Change | None = None
-    ) -> None:
+    def log(self, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
         """Add a line to the log: the commit."""
         path = ledger.log
         self.fsync_unsynced(ledger.folder)
@@ -306,7 +292,7 @@ class StoreFolder:
             self.add(path, handle, line, at)
         finally:
             os.close(handle)
-        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at, change))
+        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
 
     def add(self, path: Path, handle: int, lines: bytes, at: int) -> None:
         """Write the end of a file durably, or leave the file as it was."""

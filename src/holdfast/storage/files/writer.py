@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast import ids
-from holdfast.errors import HeadMoved, KeyTaken, SessionExists
 from holdfast.format import rows
-from holdfast.format.records import checkpoint_address
+from holdfast.format.item_streams import MAX_ITEMS, STREAM_BITS, RowWrite
+from holdfast.format.records import MAX_SEQ, SEQ_BITS, checkpoint_address
 from holdfast.storage import fs
-from holdfast.storage.contract import Change, MissingReference, Notes, StaleHead
+from holdfast.storage.contract import (
+    Absent,
+    DeleteIf,
+    DeleteRange,
+    Insert,
+    Put,
+    Share,
+    StaleHead,
+    check,
+)
 from holdfast.storage.files import log, row_json
 from holdfast.storage.files.item_files import items_of, show_blob
 from holdfast.storage.files.log import (
@@ -24,143 +32,247 @@ from holdfast.storage.files.log import (
     Identity,
     SessionLog,
     entry_of,
+    show_grafts,
     status,
 )
+from holdfast.storage.files.reader import GuardView
 from holdfast.storage.files.session_folders import blob_path
+from holdfast.storage.files.store_folder import Garbage
+from holdfast.storage.rows import Address
+from holdfast.storage.tables import SESSIONS_BY_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from holdfast.storage.contract import Batch, Guard, Refusal
     from holdfast.storage.files.item_files import Line
     from holdfast.storage.files.store_folder import StoreFolder
-    from holdfast.storage.rows import CheckpointRow
+    from holdfast.storage.tables import Row
 
 
-_NOTES = Notes()
+class _Writes:
+    """The writes of a batch that need more than a part of a line in the log."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        found: dict[str, list[Any]] = {}
+        for write in batch.writes:
+            if isinstance(write, (Insert, Put)):
+                found.setdefault(write.table, []).append(write)
+        self.created: Insert | None = found.get("sessions", [None])[0]
+        self.keys = [write for write in found.get("keys", ()) if isinstance(write, Insert)]
+        self.checkpoints: list[Insert] = found.get("checkpoints", [])
+        self.items: list[Row] = [write.row for write in found.get("items", ())]
+        self.journal: list[Insert] = found.get("journal", [])
+        self.counters: list[Row] = [write.row for write in found.get("counters", ())]
+        self.leases: list[Row] = [write.row for write in found.get("leases", ())]
+        self.blobs = [write for write in batch.writes if isinstance(write, Share)]
+        self.frees_entries = any(
+            isinstance(write, DeleteRange) and write.table == "journal" for write in batch.writes
+        )
+        self.names = [g for g in batch.guards if isinstance(g, Absent) and g.by is SESSIONS_BY_NAME]
+
+    @property
+    def session(self) -> int:
+        """The session whose log gets the line that commits the batch."""
+        if self.batch.swap is not None:
+            return self.batch.swap.session
+        if self.created is not None:
+            number: int = self.created.row[0]
+            return number
+        if self.batch.sessions:
+            return self.batch.sessions[0]
+        position: int = self.journal[0].row[0]
+        return position >> SEQ_BITS
+
+    def identity(self, created: Insert, *, durable: bool) -> Identity:
+        """Return the identity of the session that the batch creates."""
+        number, name, origin, row = created.row
+        seqs = [write.row[0] & MAX_SEQ for write in self.checkpoints]
+        first = max([0, *seqs]) if durable else None
+        address = None if origin is None else Address(origin >> SEQ_BITS, origin & MAX_SEQ)
+        return Identity(number, (name,), row, address, first)
 
 
-def commit(home: StoreFolder, change: Change) -> None:
-    notes = change.notes or _NOTES
-    session = change.session
+def commit(home: StoreFolder, batch: Batch) -> None:
+    """Write all of a batch, or nothing."""
     with ExitStack() as stack:
-        if notes.copied is not None:
+        writes = _Writes(batch)
+        if writes.counters:
             stack.enter_context(home.turns.alone())
-            home.turns.copying(notes.copied)
-        if change.create is not None or notes.rename is not None:
-            stack.enter_context(home.names())
-            home.catalog.refresh(alone=True)
-        if change.create is not None:
-            _check_name(home, change.create.name)
-            _make_folder(home, _identity(home, change, notes, *change.create))
-        needed = {address.session for address in notes.needs}
-        home.lock_sessions(stack, {session}, needed)
-        ledger = _checked(home, change, notes)
-        if change.create is None:
-            home.fsync_log(ledger)
-        if change.blobs or notes.shares:
-            stack.enter_context(home.blobs(shared=True))
-            _write_blobs(home, change, notes)
-        for other in needed - {session}:
-            _sync_log(home, other)
-        if notes.rename is not None:
-            _announce(home, ledger, notes.rename.name)
-        # Build everything before the first sync: code runs slowly just after a wait for the disk.
-        items, ends = _new_items(home, ledger, change)
-        texts = _texts(ledger, change, notes)
-        entry, line = ledger.line(entry_of(change, notes, ends))
-        with fs.Batch(durable=home.durable) as batch:
-            for path, end, lines in items:
-                home.streams.append(path, end, lines, batch)
-            for file, text in texts:
-                batch.put(file, text)
-        copied = notes.copied
-        if copied is not None and copied.journal and not copied.journal_from:
-            log.copy(home, ledger, copied.journal)
-        if notes.lease is not None:  # first, so that the new lease does not look expired
-            log.fsync_journal(home, ledger)
-            log.note(ledger, notes.lease.token)
-        home.log(ledger, entry, line, change)
-        if copied is not None and copied.journal_from:
-            # The line above says that the entries in between are freed.
-            log.copy(home, ledger, copied.journal)
+        _write(home, writes, stack)
 
 
-def _new(change: Change, notes: Notes) -> list[CheckpointRow]:
-    own = [] if change.checkpoint is None else [change.checkpoint]
-    return own if notes.copied is None else [*own, *notes.copied.checkpoints]
+def commit_all(home: StoreFolder, first: Batch, rest: Sequence[Batch]) -> list[bool]:
+    """Write a batch, and all others that are not refused. Removals of data are only noted."""
+    home.catalog.refuse_rivals()
+    with home.turns.alone():
+        if home.garbage.first != first:  # of a gc that did not come to its end
+            home.garbage = Garbage(first)
+        check_all(home, first.guards)
+        turn(home, first)
+        return [_is_written(home, batch) for batch in rest]
 
 
-def _identity(home: StoreFolder, change: Change, notes: Notes, name: bytes, row: bytes) -> Identity:
-    first = max([0, *[row.seq for row in _new(change, notes)]]) if home.durable else None
-    return Identity(change.session, (name,), row, notes.origin, first)
+def _is_written(home: StoreFolder, batch: Batch) -> bool:
+    """Write a batch of gc durably. Return False if it is refused."""
+    if batch.writes and isinstance(batch.writes[0], DeleteIf):
+        home.garbage.rest.append(batch)  # a reader may still need it
+        return True
+    with ExitStack() as stack, suppress(StaleHead):
+        writes = _Writes(batch)
+        ledger = _write(home, writes, stack)
+        if not home.durable:  # what the line frees is then removed for good
+            fs.sync(ledger.log)
+        return True
+    return False
 
 
-def _texts(ledger: SessionLog, change: Change, notes: Notes) -> list[tuple[str, bytes]]:
-    """Return the paths and texts of the files of new checkpoints."""
-    found = []
-    for seq, id, row in _new(change, notes):
-        address = checkpoint_address(change.session, seq, id)
-        text = row_json.show_checkpoint(seq, id, row_json.plain(rows.CHECKPOINT, address, row))
-        found.append((f"{ledger.folder}/{CHECKPOINTS}/{seq:06}.json", text))
-    return found
-
-
-def _checked(home: StoreFolder, change: Change, notes: Notes) -> SessionLog:
-    """Return the session's ledger. Raise if the change cannot be made."""
-    folder = home.catalog.folder(change.session)
-    ledger = home.current(change.session)
-    if change.create is not None:
-        if ledger is not None and ledger.there:
-            raise SessionExists("a session of this name exists already")
-        if ledger is None and folder is not None:
-            ledger = SessionLog(folder.path)
-    elif ledger is None or not ledger.there or (ledger.head or b"") != change.expect:
-        raise StaleHead
-    if ledger is None:
-        raise StaleHead
-    if notes.rename is not None:
-        _check_name(home, notes.rename.name)
-    if notes.key is not None and notes.key in ledger.keys:
-        raise KeyTaken("the key names another checkpoint of this session")
-    if notes.copied is not None:
-        log.check_new(ledger, notes.copied.journal)
-    for session, seq in notes.needs:
-        other = home.catalog.ledger(session)
-        if other is None or not other.there or seq not in other.ids:
-            raise MissingReference
-        if seq in other.tombstones and seq not in notes.undeleted:
-            raise MissingReference
-    _check_parent(home, ledger, change, notes)
+def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
+    """Write a batch, with locks that the stack releases. Return the log before it."""
+    batch, session = writes.batch, writes.session
+    _lock(home, writes, stack)
+    ledger = _checked(home, writes)
+    for row in writes.counters:
+        home.turns.write(*row)
+    if batch.swap is None and writes.created is None and not batch.sessions:
+        log.add_entries(home, ledger, writes.journal, together=True)
+        return ledger
+    if writes.created is None:
+        home.fsync_log(ledger)
+        for guard in writes.names:
+            _announce(home, ledger, guard.key[0])
+    if writes.blobs:
+        stack.enter_context(home.blobs(shared=True))
+        _write_blobs(home, writes.blobs)
+    for other in {*batch.shared} - {session}:
+        _sync_log(home, other)
+    # Build everything before the first sync: code runs slowly just after a wait for the disk.
+    items, ends = _new_items(home, ledger, writes)
+    texts = _texts(ledger, session, writes.checkpoints)
+    entry = entry_of(batch, session, ends)
+    others, mark = {*batch.sessions} - {session}, token_hex(8)
+    if batch.sessions:
+        entry["sweep"] = mark
+    entry, line = ledger.line(entry)
+    with fs.Batch(durable=home.durable) as files:
+        for path, end, lines in items:
+            home.streams.append(path, end, lines, files)
+        for file, text in texts:
+            files.put(file, text)
+    if not writes.frees_entries:
+        log.add_entries(home, ledger, writes.journal, together=False)
+    for _, token, _ in writes.leases:  # first, so that the new lease does not look expired
+        log.fsync_journal(home, ledger)
+        log.note(ledger, token)
+    for other in sorted(others):
+        _write_grafts(home, batch, other, [session, mark])
+    home.log(ledger, entry, line)
+    if writes.frees_entries:  # the line above says that the entries in between are freed
+        log.add_entries(home, ledger, writes.journal, together=False)
     return ledger
 
 
-def _check_parent(
-    home: StoreFolder, ledger: SessionLog | None, change: Change, notes: Notes
-) -> None:
-    """Raise HeadMoved if another checkpoint has the parent's seq.
-
-    A reader may see a commit that is then taken back. Its seq is used again, its id is not.
-    """
-    if change.parent is None:
-        return
-    if notes.origin is not None:
-        ledger = home.catalog.ledger(notes.origin.session)
-    seq, parent = change.parent
-    found = parent if ledger is None else ledger.ids.get(seq, parent)
-    if ledger is not None and found != parent:
-        name = ledger.name.decode(errors="backslashreplace")
-        raise HeadMoved(name, ids.to_text(parent), ids.to_text(found))
+def _lock(home: StoreFolder, writes: _Writes, stack: ExitStack) -> None:
+    """Lock the sessions of a batch, and the names if it uses any. Create a new session's folder."""
+    batch = writes.batch
+    if writes.names or batch.sessions:
+        stack.enter_context(home.names())
+        home.catalog.refresh(alone=True)
+    for guard in writes.names:
+        _check_name(home, guard.key[0], guard.refusal)
+    if writes.created is not None:
+        _make_folder(home, writes.identity(writes.created, durable=home.durable))
+    home.lock_sessions(stack, {writes.session, *batch.sessions}, {*batch.shared})
 
 
-def _check_name(home: StoreFolder, name: bytes) -> None:
+def _write_grafts(home: StoreFolder, batch: Batch, other: int, condition: list[Any]) -> None:
+    """Write grafts to the log of another session. They count once the batch's own line exists."""
+    ledger = home.catalog.ledger(other)
+    if ledger is not None:
+        grafts = {"gaps": show_grafts(batch, other), "if": condition}
+        home.log(ledger, *ledger.line(grafts))
+        if not home.durable:
+            fs.sync(ledger.log)
+
+
+# -- guards --------------------------------------------------------------------------------------
+
+
+def _checked(home: StoreFolder, writes: _Writes) -> SessionLog:
+    """Return the log of the batch's session. Raise a refusal if the batch cannot be written."""
+    batch, session = writes.batch, writes.session
+    ledger = home.current(session)
+    swap = batch.swap
+    if swap is not None:
+        if ledger is None or not ledger.there or (ledger.head or b"") != swap.expect:
+            raise swap.refusal()
+        if swap.parent is not None:
+            # A reader may see a commit that is then taken back. Its seq is used again, its id not.
+            pos, id = swap.parent
+            if ledger.ids.get(pos & MAX_SEQ, id) != id:
+                raise swap.refusal()
+    check_all(home, batch.guards)
+    if writes.created is not None:
+        if ledger is not None and ledger.there:
+            raise writes.created.refusal()
+        folder = home.catalog.folder(session)
+        if ledger is None and folder is not None:
+            ledger = SessionLog(folder.path)
+    if ledger is None:
+        raise StaleHead
+    for write in writes.keys:
+        if write.row[1] in ledger.keys:
+            raise write.refusal()
+    if batch.swap is not None:
+        log.check_entries(ledger, writes.journal)
+    return ledger
+
+
+def check_all(home: StoreFolder, guards: Iterable[Guard]) -> None:
+    """Raise the refusal of a guard that does not hold. Names are checked elsewhere."""
+    view = GuardView(home)
+    try:
+        for guard in guards:
+            if guard.by is not SESSIONS_BY_NAME:
+                check(guard, view)
+    finally:
+        view.close()
+
+
+def turn(home: StoreFolder, batch: Batch) -> None:
+    """Write the counters of a batch."""
+    for row in _Writes(batch).counters:
+        home.turns.write(*row)
+
+
+def _check_name(home: StoreFolder, name: bytes, refusal: Refusal) -> None:
     home.catalog.refuse_lost(name)
     home.catalog.holder(name)
     for number in home.catalog.named(name):
         ledger = home.catalog.ledger(number)
         if ledger is not None and ledger.there and ledger.name == name:
-            raise SessionExists("a session of this name exists already")
+            raise refusal()
         if ledger is not None and ledger.inode:
             _sync_log(home, number)  # else the one that gave up this name may have it back
+
+
+# -- what a line refers to -----------------------------------------------------------------------
+
+
+def _texts(
+    ledger: SessionLog, session: int, checkpoints: Sequence[Insert]
+) -> list[tuple[str, bytes]]:
+    """Return the paths and texts of the files of new checkpoints."""
+    found = []
+    for write in checkpoints:
+        pos, id, row = write.row
+        seq = pos & MAX_SEQ
+        address = checkpoint_address(session, seq, id)
+        text = row_json.show_checkpoint(seq, id, row_json.plain(rows.CHECKPOINT, address, row))
+        found.append((f"{ledger.folder}/{CHECKPOINTS}/{seq:06}.json", text))
+    return found
 
 
 def _make_folder(home: StoreFolder, identity: Identity) -> None:
@@ -194,27 +306,21 @@ def _announce(home: StoreFolder, ledger: SessionLog, name: bytes) -> None:
             fs.replace(folder.path / SESSION, identity.show())
 
 
-def _write_blobs(home: StoreFolder, change: Change, notes: Notes) -> None:
+def _write_blobs(home: StoreFolder, blobs: Sequence[Share]) -> None:
     folders: set[Path] = set()
-    for digest in notes.shares:
+    for digest, row, rewrite, refusal in blobs:
         path = blob_path(home.root, digest)
         fs.refuse_link(path)
-        if not path.exists():
-            raise MissingReference
-        home.fsync_name(path.parent)
-        _share(home, path)
-        folders.add(path.parent)
-    for digest, row, rewrite in change.blobs:
-        path = blob_path(home.root, digest)
-        fs.refuse_link(path)
+        if row is None and not path.exists():
+            raise refusal()
         fs.make_folder(path.parent, durable=False)
         home.fsync_name(path.parent)
-        if path.exists() and not rewrite:
+        if row is None or (path.exists() and not rewrite):
             _share(home, path)
             folders.add(path.parent)
-            continue
-        row = row_json.plain(rows.BLOB, rows.blob_address(digest), row)
-        fs.replace(path, show_blob(row), durable=home.durable)
+        else:
+            row = row_json.plain(rows.BLOB, rows.blob_address(digest), row)
+            fs.replace(path, show_blob(row), durable=home.durable)
     if home.durable:
         for folder in folders:  # files of other processes may not be durable yet
             fs.sync(folder)
@@ -238,19 +344,21 @@ def _sync_log(home: StoreFolder, session: int) -> None:
 
 
 def _new_items(
-    home: StoreFolder, ledger: SessionLog, change: Change
+    home: StoreFolder, ledger: SessionLog, writes: _Writes
 ) -> tuple[list[tuple[Path, int, list[Line]]], list[list[int]]]:
     """Return the new items (path, position and lines of each file), and the new ends of streams.
 
-    Only a copy has items that belong before existing ones. These are written at once.
+    Only a copy has items that belong before existing ones: it may bring what was left out before.
+    These are written at once. Other rows repeat items that exist already.
     """
     new: dict[int, list[Line]] = {}
-    copying = change.checkpoint is None  # a copy may bring what was left out before
-    for write in change.rows:
-        end = ledger.ends.get(write.stream, 0)
-        lines = new.setdefault(write.stream, [])
-        lines += [line for line in items_of(write) if line.n >= end or copying]
-    found, ends = [], []
+    for pos, body in writes.items:
+        stream = pos >> STREAM_BITS
+        end = ledger.ends.get(stream, 0)
+        lines = new.setdefault(stream, [])
+        found = items_of(RowWrite(stream, pos & MAX_ITEMS - 1, 0, body))
+        lines += [line for line in found if line.n >= end or writes.counters]
+    files, ends = [], []
     for stream, lines in new.items():
         if lines:
             lines.sort()
@@ -263,6 +371,6 @@ def _new_items(
                 lines = [line for line in lines if line.n >= end]
             if lines:
                 # A damaged log may have forgotten some: what comes before ours was committed.
-                found.append((path, max(end, lines[0].n), lines))
+                files.append((path, max(end, lines[0].n), lines))
                 ends.append([stream, lines[-1].n + 1])
-    return found, ends
+    return files, ends

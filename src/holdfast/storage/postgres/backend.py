@@ -21,8 +21,7 @@ from psycopg import errors as pg
 from holdfast.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from holdfast.format.records import seal_counter, unseal_counter
 from holdfast.log import logger
-from holdfast.storage import changes
-from holdfast.storage.contract import Backend, Change, MissingReference, StaleHead, View
+from holdfast.storage.contract import Backend, MissingReference, StaleHead, View
 from holdfast.storage.group_commit import Group, Member
 from holdfast.storage.postgres import maintain, writer
 from holdfast.storage.postgres import schema as schemas
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.storage.batch import Batch
-    from holdfast.storage.contract import JournalAppend, Sweep, Trim
+    from holdfast.storage.contract import Batch
 
 _T = TypeVar("_T")
 
@@ -158,18 +156,12 @@ class PostgresBackend(Backend):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def commit(self, change: Change) -> None:
+    def commit(self, batch: Batch) -> None:
         self._check_writable()
         deadline = self._deadline()
-        batch = changes.of_change(change)
         alone = self._join(batch) if writer.fits(batch) else _Alone()
         if alone is not None:
             self._write_alone(batch, deadline, alone.why)
-        self._notifier.poke()
-
-    def append_journal(self, append: JournalAppend) -> None:
-        self._check_writable()
-        self._write_alone(append, self._deadline())
         self._notifier.poke()
 
     def renew(self, session: int, token: bytes) -> bool:
@@ -216,7 +208,7 @@ class PostgresBackend(Backend):
                     member.finish(_Alone(unsure))
 
     def _write_alone(
-        self, batch: Batch | JournalAppend, deadline: float, unsure: psycopg.Error | None = None
+        self, batch: Batch, deadline: float, unsure: psycopg.Error | None = None
     ) -> None:
         """By ourselves, after a try with others that failed, or without one."""
         writer.check_size(batch)
@@ -239,9 +231,7 @@ class PostgresBackend(Backend):
                         raise self._unknown(unsure) from e
                     raise refused from e
 
-    def _attempt(
-        self, link: Link, batch: Batch | JournalAppend, unsure: psycopg.Error | None
-    ) -> None:
+    def _attempt(self, link: Link, batch: Batch, unsure: psycopg.Error | None) -> None:
         """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
 
         It gets the time it needs even if that is the last: a lock is given up sooner than that.
@@ -288,21 +278,8 @@ class PostgresBackend(Backend):
                 self._go_on(e, deadline, pause)
         raise AssertionError
 
-    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
-        def do(link: Link) -> list[bool]:
-            maintain.begin_sweeps(link, sweeps)
-            reader = Reader(PostgresView(link, self._target))
-            done = []
-            for sweep in sweeps:
-                done.append(sweep.is_current(reader))
-                if done[-1]:
-                    maintain.sweep(link, sweep)
-            return done
-
-        return self._collect(do)
-
-    def trim(self, trim: Trim) -> int:
-        return self._collect(lambda link: maintain.trim(link, trim))
+    def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
+        return self._collect(lambda link: maintain.write_all(link, first, rest))
 
     def compact(
         self, progress: Callable[[int, int], None] | None = None, *, erase: bool = False

@@ -9,25 +9,16 @@ from psycopg.types.numeric import Int8
 
 from holdfast.errors import UNREADABLE
 from holdfast.format import records
-from holdfast.format.records import (
-    COPIED,
-    FREED,
-    MAX_SEQ,
-    SEQ_BITS,
-    position,
-    seal_counter,
-    unseal_counter,
-)
-from holdfast.storage.changes import of_sweep
-from holdfast.storage.contract import MissingReference
+from holdfast.format.records import MAX_SEQ, position
+from holdfast.storage.contract import StaleHead
+from holdfast.storage.postgres import writer
 from holdfast.storage.postgres.schema import lock_key
-from holdfast.storage.postgres.writer import Statement, execute, ints
-from holdfast.storage.tally import Tally, Turnover
+from holdfast.storage.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.storage.contract import Sweep, Trim
+    from holdfast.storage.contract import Batch
     from holdfast.storage.postgres.connection import Link
     from holdfast.storage.reader import Reader
 
@@ -41,41 +32,34 @@ def alone(link: Link, schema: str) -> Iterator[None]:
         yield
 
 
-# gc and copies exclude each other by an advisory lock. So these numbers do not change under it.
-
 PUT_COUNTER = """INSERT INTO counters VALUES (%s, %s)
 ON CONFLICT (space) DO UPDATE SET body = excluded.body"""
 
 
-def _turn(link: Link, space: str) -> None:
-    """Store a new random number, which says that something was freed or copied."""
-    link.execute(PUT_COUNTER, (space, seal_counter(space, Turnover.new())))
+def write_all(link: Link, first: Batch, rest: Sequence[Batch]) -> list[bool]:
+    """Write a batch, and all others that are not refused.
 
-
-def _check_turn(link: Link, space: str, expected: int) -> None:
-    found: Any = link.execute("SELECT body FROM counters WHERE space = %s", (space,)).fetchall()
-    if expected != (unseal_counter(space, found[0][0]) if found else 0):
-        raise MissingReference
-
-
-def begin_sweeps(link: Link, sweeps: Sequence[Sweep]) -> None:
-    """Lock all sessions that the sweeps read or write."""
-    _turn(link, FREED)
-    sessions = {s.session for s in sweeps}
-    for sweep in sweeps:
-        for graft in sweep.grafts:
-            sessions.add(graft.session)
-            if graft.ancestor is not None:
-                sessions.add(graft.ancestor >> SEQ_BITS)
-    link.execute(
-        "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
-        (ints(sorted(sessions)),),
-    )
-
-
-def sweep(link: Link, sweep: Sweep) -> None:
-    batch = of_sweep(sweep)
-    execute(link, Statement(batch), batch)
+    All sessions are locked at once, in order, so that no two transactions wait for each other.
+    Copies are excluded by an advisory lock, so the counters do not change meanwhile.
+    """
+    writer.check(link, first.guards)
+    writer.execute(link, first)
+    sessions = {number for batch in rest for number in (*batch.sessions, *batch.shared)}
+    if sessions:
+        link.execute(
+            "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
+            (writer.ints(sorted(sessions)),),
+        )
+    if all(map(writer.is_trim, rest)):
+        return writer.trim(link, rest)
+    done = []
+    for batch in rest:
+        done.append(False)
+        with suppress(StaleHead), link.transaction():
+            writer.check(link, batch.guards)
+            writer.execute(link, batch)
+            done[-1] = True
+    return done
 
 
 _TALLY = """INSERT INTO tallies VALUES (%s, %s, %s, %s, (SELECT substring(body FOR 8) || token
@@ -95,47 +79,13 @@ def add_up_anew(link: Link, reader: Reader, session: int) -> bool:
     link.execute("SELECT 1 FROM spans WHERE session = %s FOR UPDATE", (number,))
     if reader.damage(session) is None:
         return False
-    sums = ints(Tally.sums(reader, session).values())
+    sums = writer.ints(Tally.sums(reader, session).values())
     link.execute(_TALLY, (number, *sums, number))
     low, high = Int8(position(session, 0)), Int8(position(session, MAX_SEQ))
     first = Int8(position(session, reader.span(session).first))
     link.execute("DELETE FROM journal WHERE pos >= %s AND pos < %s", (low, first))
     link.execute(_SPAN_LEFT, (low, high))
     return True
-
-
-_UNCHANGED = """SELECT i.pos FROM items i JOIN unnest(%s, %s) t (pos, begins) ON i.pos = t.pos
-WHERE substring(i.body FOR length(t.begins)) = t.begins ORDER BY i.pos FOR UPDATE OF i"""
-_DEAD_BLOBS = """DELETE FROM blobs b USING unnest(%s, %s) t (digest, uses)
-WHERE b.digest = t.digest AND b.uses = t.uses"""
-
-
-def trim(link: Link, trim: Trim) -> int:
-    """Remove each group of rows if all of its rows are unchanged. They are locked until then."""
-    _check_turn(link, COPIED, trim.copied)
-    _turn(link, FREED)
-    known = dict(row for group in trim.items for row in group.remove)
-    gone = 0
-    if known:
-        found = link.execute(_UNCHANGED, (ints(known), [*known.values()])).fetchall()
-        there = {pos for (pos,) in found}
-        going: list[int] = []
-        instead: dict[int, bytes] = {}
-        for group in trim.items:
-            if all(pos in there and known[pos] == begin for pos, begin in group.remove):
-                going += [row.position for row in group.remove]
-                there.difference_update([row.position for row in group.remove])
-                instead.update(group.replace)
-        gone += link.execute("DELETE FROM items WHERE pos = ANY(%s)", (ints(going),)).rowcount
-        if instead:
-            link.execute(
-                "INSERT INTO items SELECT * FROM unnest(%s, %s)",
-                (ints(instead), [*instead.values()]),
-            )
-    if trim.blobs:
-        digests, uses = zip(*trim.blobs, strict=True)
-        gone += link.execute(_DEAD_BLOBS, ([*digests], ints(uses))).rowcount
-    return gone
 
 
 _INDEX_NAMES = "SELECT num, name, body FROM sessions WHERE hash <> sha256(name)"

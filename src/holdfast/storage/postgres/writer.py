@@ -17,30 +17,40 @@ from holdfast.errors import InvalidRequest
 from holdfast.format.records import (
     MAX_SEQ,
     SEQ_BITS,
-    position,
 )
-from holdfast.storage.batch import (
+from holdfast.storage.contract import (
     Absent,
     Batch,
     Delete,
+    DeleteIf,
     DeleteRange,
     Equals,
     Insert,
+    MissingReference,
     Present,
     Put,
     Rename,
     Share,
+    StaleHead,
+    Unchanged,
 )
-from holdfast.storage.contract import JournalAppend, MissingReference, StaleHead
-from holdfast.storage.postgres.reader import hash_of
+from holdfast.storage.postgres.reader import PostgresView, hash_of
 from holdfast.storage.postgres.schema import SUM, lock_key
-from holdfast.storage.tables import COUNTERS, SESSIONS_BY_NAME, TABLES
+from holdfast.storage.tables import (
+    BLOB_VERSIONS,
+    COUNTERS,
+    ITEM_SIZES,
+    LEASES,
+    SESSIONS,
+    SESSIONS_BY_NAME,
+    TABLES,
+)
 from holdfast.storage.tally import TALLY_MASK, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from holdfast.storage.batch import Guard, Key, Swap
+    from holdfast.storage.contract import Guard, Key, Swap
     from holdfast.storage.postgres.connection import Link
     from holdfast.storage.tables import Row
 
@@ -339,12 +349,12 @@ def _placeholders(columns: Sequence[Any]) -> str:
     return ", ".join(["%s"] * len(columns))
 
 
-def seconds(change: Batch | JournalAppend) -> float:
+def seconds(change: Batch) -> float:
     """Return the seconds that sending a change may take on a slow line."""
     return change.size() / 1e6
 
 
-def check_size(change: Batch | JournalAppend) -> None:
+def check_size(change: Batch) -> None:
     """Raise InvalidRequest if a change does not fit into one message.
 
     The server would close the connection while it is sent.
@@ -363,26 +373,26 @@ def exclude_gc(link: Link) -> None:
     link.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended(%s, 0))", (key,))
 
 
-def write(link: Link, batch: Batch | JournalAppend) -> None:
+def write(link: Link, batch: Batch) -> None:
     """Write all of a batch, or nothing. It is durable when this returns."""
-    if isinstance(batch, JournalAppend):
-        _append_journal(link, batch)
+    if _write_entries(link, batch):
         return
-    statement = Statement(batch)
     # The index of names refuses a second one.
     guards = [guard for guard in batch.guards if guard.by is not SESSIONS_BY_NAME]
     if not guards:
-        execute(link, statement, batch)
+        execute(link, batch)
         return
     with link.transaction():
         if any(guard.by is COUNTERS for guard in guards):  # no gc may run
             exclude_gc(link)
         _lock(link, batch)
-        _check(link, guards)
-        execute(link, statement, batch)
+        check(link, guards)
+        execute(link, batch)
 
 
-def execute(link: Link, statement: Statement, batch: Batch) -> None:
+def execute(link: Link, batch: Batch) -> None:
+    """Write a batch whose guards hold."""
+    statement = Statement(batch)
     try:
         moved = link.ask(statement.text, statement.values).ntuples
     except pg.UniqueViolation as e:
@@ -413,22 +423,28 @@ written AS (INSERT INTO journal SELECT t.* FROM counted, unnest(%s, %s) t RETURN
 SELECT 1 FROM written"""
 
 
-def _append_journal(link: Link, append: JournalAppend) -> None:
-    who = (
-        (_THERE_IS, [append.session])
-        if append.token is None
-        else (_OURS, [append.session, append.token])
-    )
-    text, values = who
-    session, first, after = append.session, append.first, append.first + len(append.entries)
-    values += [session, after, first, session, first]
-    places = [position(session, n) for n in range(first, after)]
+def _write_entries(link: Link, batch: Batch) -> bool:
+    """Write entries of a journal. Return False, and write nothing, if the batch has more."""
+    writes: list[Any] = batch.writes
+    if len(batch.guards) != 1 or {(type(w), w[0]) for w in writes} != {(Insert, "journal")}:
+        return False
+    [guard] = batch.guards
+    if isinstance(guard, Equals) and guard.by is LEASES:
+        text, values = _OURS, [*guard.key, guard.value]
+    elif isinstance(guard, Present) and guard.by is SESSIONS:
+        text, values = _THERE_IS, [*guard.key]
+    else:
+        return False
+    places, bodies = [w.row[0] for w in writes], [w.row[1] for w in writes]
+    session, first = places[0] >> SEQ_BITS, places[0] & MAX_SEQ
+    values += [session, first + len(places), first, session, first]
     try:
-        written = link.ask(text + _ENTRIES, [*values, places, [*append.entries]]).ntuples
+        written = link.ask(text + _ENTRIES, [*values, places, bodies]).ntuples
     except pg.UniqueViolation:
-        raise StaleHead from None
+        raise guard.refusal() from None
     if not written:
-        raise StaleHead
+        raise guard.refusal()
+    return True
 
 
 def renew(link: Link, session: int, token: bytes) -> bool:
@@ -460,10 +476,14 @@ def _lock(link: Link, batch: Batch) -> None:
             raise swap.refusal()
 
 
-def _check(link: Link, guards: Sequence[Guard]) -> None:
+def check(link: Link, guards: Sequence[Guard]) -> None:
     """Raise the error of a guard that does not hold. Those of one kind take one statement."""
+    view = PostgresView(link, link.target)
     for guard in guards:
-        if isinstance(guard, Equals):
+        if isinstance(guard, Unchanged):
+            if view.scan(guard.by, guard.low, guard.high) != [*guard.rows]:
+                raise guard.refusal()
+        elif isinstance(guard, Equals):
             text = f"SELECT {guard.column} FROM {guard.by.table} WHERE {guard.by.by[0]} = %s"  # noqa: S608
             key = [Int8(part) if isinstance(part, int) else part for part in guard.key]
             row: Any = link.execute(text, key).fetchone()
@@ -471,9 +491,9 @@ def _check(link: Link, guards: Sequence[Guard]) -> None:
             if found != guard.value and (guard.value is not None or found):
                 raise guard.refusal()
     for kind in (Present, Absent):
-        same: dict[Any, list[Guard]] = {}
+        same: dict[Any, list[Present | Absent]] = {}
         for guard in guards:
-            if type(guard) is kind:
+            if isinstance(guard, kind):
                 same.setdefault(guard.by, []).append(guard)
         for index, some in same.items():
             keys = {guard.key[0] for guard in some}
@@ -488,7 +508,7 @@ def _check(link: Link, guards: Sequence[Guard]) -> None:
 _SEEN = "SELECT pg_logical_emit_message(true, 'holdfast', '') FROM "
 
 
-def landed(link: Link, batch: Batch | JournalAppend) -> bool | None:
+def landed(link: Link, batch: Batch) -> bool | None:
     """Return whether a batch of unknown outcome was written and is durable; None if unknown.
 
     Must not be called within a transaction.
@@ -497,9 +517,6 @@ def landed(link: Link, batch: Batch | JournalAppend) -> bool | None:
     def is_there(where: str, *values: Any) -> bool:
         return bool(link.ask(_SEEN + where, values).ntuples)
 
-    if isinstance(batch, JournalAppend):
-        pos, body = position(batch.session, batch.first), batch.entries[0]
-        return is_there("journal WHERE pos = %s AND body = %s", pos, body)
     copied = any(guard.by is COUNTERS for guard in batch.guards)  # others may bring the same rows
     inserts = [write for write in batch.writes if isinstance(write, Insert) and not copied]
     new = {write.table: write.row for write in inserts}
@@ -507,8 +524,9 @@ def landed(link: Link, batch: Batch | JournalAppend) -> bool | None:
         return is_there("sessions WHERE num = %s", new["sessions"][0])
     if "checkpoints" in new:
         return is_there("checkpoints WHERE pos = %s AND id = %s", *new["checkpoints"][:2])
-    if "operations" in new:
-        return is_there("operations WHERE pos = %s AND body = %s", *new["operations"])
+    for table in ("operations", "journal"):
+        if table in new:
+            return is_there(f"{table} WHERE pos = %s AND body = %s", *new[table])
     swap = batch.swap
     if swap is not None and is_there(
         "heads WHERE session = %s AND body = %s", swap.session, swap.body
@@ -595,3 +613,57 @@ def _line(batch: Batch, *, packing: bool) -> Row:
     if gone:
         return (*known, None, row, gone[0].low, gone[0].high)
     return (*known, pos, row, None, None)
+
+
+_UNCHANGED = """SELECT i.pos FROM items i JOIN unnest(%s, %s) t (pos, begins) ON i.pos = t.pos
+WHERE substring(i.body FOR length(t.begins)) = t.begins ORDER BY i.pos FOR UPDATE OF i"""
+_DEAD_BLOBS = """DELETE FROM blobs b USING unnest(%s, %s) t (digest, uses)
+WHERE b.digest = t.digest AND b.uses = t.uses RETURNING b.digest"""
+
+
+def is_trim(batch: Batch) -> bool:
+    """Return whether a batch only removes unchanged rows of items, or one unchanged blob."""
+    first: Any = batch.writes[0] if batch.writes else None
+    if batch.guards or not isinstance(first, DeleteIf):
+        return False
+    return first.by is ITEM_SIZES or len(batch.writes) == 1
+
+
+def trim(link: Link, batches: Sequence[Batch]) -> list[bool]:
+    """Write batches for which `is_trim` holds, all of them with a few statements."""
+    removals = [[w for w in batch.writes if isinstance(w, DeleteIf)] for batch in batches]
+    known = {(w.by, w.key[0]): w.value for group in removals for w in group}
+    there: set[tuple[Any, Any]] = {(ITEM_SIZES, pos) for pos in _lock_items(link, known)}
+    there |= {(BLOB_VERSIONS, digest) for digest in _drop_blobs(link, known)}
+    done, going, instead = [], list[int](), dict[int, bytes]()
+    for batch, group in zip(batches, removals, strict=True):
+        keys = {(w.by, w.key[0]): w.value for w in group}
+        done.append(all(key in there and known[key] == value for key, value in keys.items()))
+        if done[-1]:
+            there -= keys.keys()
+            going += [key for by, key in keys if by is ITEM_SIZES]
+            instead |= dict([w.row for w in batch.writes if isinstance(w, Insert)])
+    link.execute("DELETE FROM items WHERE pos = ANY(%s)", (ints(going),))
+    if instead:
+        link.execute(
+            "INSERT INTO items SELECT * FROM unnest(%s, %s)", (ints(instead), [*instead.values()])
+        )
+    return done
+
+
+def _lock_items(link: Link, known: Mapping[Any, Any]) -> list[int]:
+    """Lock the rows of items that still begin as known. Return their positions."""
+    begins = {pos: begin for (by, pos), begin in known.items() if by is ITEM_SIZES}
+    if not begins:
+        return []
+    rows = link.execute(_UNCHANGED, (ints(begins), [*begins.values()])).fetchall()
+    return [pos for (pos,) in rows]
+
+
+def _drop_blobs(link: Link, known: Mapping[Any, Any]) -> list[bytes]:
+    """Remove the blobs whose uses are as known. Return their digests."""
+    uses = {digest: count for (by, digest), count in known.items() if by is BLOB_VERSIONS}
+    if not uses:
+        return []
+    rows = link.execute(_DEAD_BLOBS, ([*uses], ints(uses.values()))).fetchall()
+    return [digest for (digest,) in rows]

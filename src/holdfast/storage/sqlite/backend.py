@@ -17,9 +17,8 @@ import apsw
 from holdfast.errors import Corrupt, InvalidRequest, Unavailable, UnsupportedFormat
 from holdfast.format.records import seal_counter, unseal_counter
 from holdfast.log import logger
-from holdfast.storage import changes, fs
-from holdfast.storage.batch import DeleteIf
-from holdfast.storage.contract import Backend, Change, StaleHead, View
+from holdfast.storage import fs
+from holdfast.storage.contract import Backend, StaleHead, View
 from holdfast.storage.group_commit import Group, Member, finish_all
 from holdfast.storage.reader import Reader
 from holdfast.storage.sqlite import schema, writer
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from holdfast.storage.batch import Batch
-    from holdfast.storage.contract import JournalAppend, Sweep, Trim
+    from holdfast.storage.contract import Batch
 
 
 _VACUUM_PAGES = 256
@@ -255,18 +253,12 @@ class SqliteBackend(Backend):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def commit(self, change: Change) -> None:
-        if change.checkpoint is not None:
-            self._check_room(change.size())
+    def commit(self, batch: Batch) -> None:
+        size = batch.size()
+        if size:
+            self._check_room(size)
         else:
             self._make_room()
-        self._join(changes.of_change(change))
-
-    def append_journal(self, append: JournalAppend) -> None:
-        self._check_room(append.size())
-        self._join(append)
-
-    def _join(self, batch: Batch | JournalAppend) -> None:
         try:
             self._group.join(batch)
         except Unavailable:
@@ -297,7 +289,7 @@ class SqliteBackend(Backend):
         with self._transaction() as connection:
             return writer.renew(connection, session, token)
 
-    def _write_one(self, batch: Batch | JournalAppend) -> None:
+    def _write_one(self, batch: Batch) -> None:
         try:
             connection = self._writer
             if connection is None or connection.in_transaction:
@@ -309,7 +301,7 @@ class SqliteBackend(Backend):
             with schema.translated(self.path):
                 raise
 
-    def _write_many(self, members: list[Member[Batch | JournalAppend]]) -> None:
+    def _write_many(self, members: list[Member[Batch]]) -> None:
         if len(members) > 1:
             outcomes: list[BaseException | None] = []
             try:
@@ -367,30 +359,18 @@ class SqliteBackend(Backend):
                 self._overflowed = self._overflowed or isinstance(e, apsw.FullError)
                 raise
 
-    def sweep(self, sweeps: Sequence[Sweep]) -> list[bool]:
+    def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
         with self._freeing() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            reader = Reader(SqliteView(connection))
-            writer.write_within(connection, self._cursor, changes.of_gc())
+            writer.write_within(connection, self._cursor, first)
             done = []
-            for sweep in sweeps:
-                done.append(sweep.is_current(reader))
-                if done[-1]:
-                    writer.write_within(connection, self._cursor, changes.of_sweep(sweep))
+            for batch in rest:
+                done.append(False)
+                with suppress(StaleHead):
+                    writer.write_within(connection, self._cursor, batch)
+                    done[-1] = True
             connection.execute("COMMIT")
             return done
-
-    def trim(self, trim: Trim) -> int:
-        with self._freeing() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            writer.write_within(connection, self._cursor, changes.of_gc(trim.copied))
-            gone = 0
-            for batch in changes.of_trim(trim):
-                with suppress(StaleHead):  # it is used again
-                    writer.write_within(connection, self._cursor, batch)
-                    gone += sum([type(write) is DeleteIf for write in batch.writes])
-            connection.execute("COMMIT")
-            return gone
 
     def compact(
         self, progress: Callable[[int, int], None] | None = None, *, erase: bool = False

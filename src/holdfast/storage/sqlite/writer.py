@@ -15,25 +15,27 @@ import apsw
 from holdfast import clock
 from holdfast.errors import KeyTaken, SessionExists
 from holdfast.format.records import MAX_SEQ, SEQ_BITS, position
-from holdfast.storage.batch import (
-    Batch,
+from holdfast.storage.contract import (
     Delete,
     DeleteIf,
     DeleteRange,
+    Equals,
     Insert,
+    MissingReference,
+    Present,
     Put,
     Rename,
+    StaleHead,
     check,
 )
-from holdfast.storage.contract import JournalAppend, MissingReference, StaleHead
 from holdfast.storage.sqlite.reader import COMPUTED, SqliteView, name_hash
-from holdfast.storage.tables import SESSIONS_BY_NAME, TABLES
+from holdfast.storage.tables import LEASES, SESSIONS, SESSIONS_BY_NAME, TABLES
 from holdfast.storage.tally import TALLY_MASK, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.storage.batch import Guard, Refusal, Share, Swap, Write
+    from holdfast.storage.contract import Batch, Guard, Refusal, Share, Swap, Write
     from holdfast.storage.reader import Reader
     from holdfast.storage.tables import Row
 
@@ -82,26 +84,24 @@ def prepare(connection: apsw.Connection) -> None:
     connection.execute(_ENTRIES)
 
 
-def write(connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch | JournalAppend) -> None:
+def write(connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch) -> None:
     """Write one batch as one transaction."""
     if not _write_at_once(cursor, batch):
         _write(connection, cursor, batch, _BEGIN, "COMMIT")
 
 
-def _write_at_once(cursor: apsw.Cursor, batch: Batch | JournalAppend) -> bool:
+def _write_at_once(cursor: apsw.Cursor, batch: Batch) -> bool:
     """Write a batch that takes one statement. Return False, and write nothing, if it takes more.
 
     Such a statement is a transaction by itself. Within another transaction, it leaves nothing if it
     fails.
     """
-    if isinstance(batch, JournalAppend):
-        if len(batch.entries) != 1:
-            return False
-        _append_journal(cursor, batch)
-        return True
-    if len(batch.writes) != 2 or batch.guards or batch.swap is None:
+    writes = batch.writes
+    if len(writes) == 1 and len(batch.guards) == 1 and batch.swap is None:
+        return _write_entry(cursor, batch.guards[0], writes[0])
+    if len(writes) != 2 or batch.guards or batch.swap is None:
         return False
-    item, checkpoint = batch.writes
+    item, checkpoint = writes
     if (
         type(item) is not Insert
         or type(checkpoint) is not Insert
@@ -119,10 +119,28 @@ def _write_at_once(cursor: apsw.Cursor, batch: Batch | JournalAppend) -> bool:
     return True
 
 
+def _write_entry(cursor: apsw.Cursor, guard: Guard, write: Write) -> bool:
+    """Write an entry of a journal. Return False if the guard or the write is another one."""
+    if type(write) is not Insert or write.table != "journal":
+        return False
+    if type(guard) is Equals and guard.by is LEASES:
+        token = guard.value
+    elif type(guard) is Present and guard.by is SESSIONS:
+        token = None
+    else:
+        return False
+    pos, body = write.row
+    try:
+        cursor.execute(_ENTRY, (*guard.key, token, pos & MAX_SEQ, pos, body))
+    except apsw.ConstraintError:
+        raise guard.refusal() from None
+    return True
+
+
 def write_many(
     connection: apsw.Connection,
     cursor: apsw.Cursor,
-    batches: Sequence[Batch | JournalAppend],
+    batches: Sequence[Batch],
     outcomes: list[BaseException | None],
 ) -> None:
     """Write several batches in one transaction. Add the error of each, or None, to `outcomes`.
@@ -142,11 +160,9 @@ def write_many(
     cursor.execute("COMMIT")
 
 
-def write_within(
-    connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch | JournalAppend
-) -> None:
+def write_within(connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch) -> None:
     """Write all of a batch or nothing, within an open transaction."""
-    if isinstance(batch, Batch) and len(batch.writes) == 1 and batch.swap is None:
+    if len(batch.writes) == 1 and batch.swap is None:
         _write(connection, cursor, batch, "", "")  # one statement leaves nothing if it is refused
         return
     cursor.execute("SAVEPOINT member")
@@ -159,17 +175,8 @@ def write_within(
 
 
 def _write(
-    connection: apsw.Connection,
-    cursor: apsw.Cursor,
-    batch: Batch | JournalAppend,
-    before: str,
-    after: str,
+    connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch, before: str, after: str
 ) -> None:
-    if isinstance(batch, JournalAppend):
-        cursor.execute(before)
-        _append_journal(cursor, batch)
-        cursor.execute(after)
-        return
     if _write_plain(connection, cursor, batch, before, after):
         return
     statements = _Statements(connection, cursor, before)
@@ -221,16 +228,6 @@ def _write_plain(
         except apsw.ConstraintError as e:
             raise refusal() from e
     return True
-
-
-def _append_journal(cursor: apsw.Cursor, append: JournalAppend) -> None:
-    """Append entries to a journal, each with one statement."""
-    base = append.session << SEQ_BITS
-    try:
-        for n, body in enumerate(append.entries, append.first):
-            cursor.execute(_ENTRY, (append.session, append.token, n, base | n, body))
-    except apsw.ConstraintError:
-        raise StaleHead from None
 
 
 @cache
