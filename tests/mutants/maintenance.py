@@ -14,7 +14,7 @@ from holdfast import Retention
 from holdfast.errors import Unavailable
 from holdfast.maintenance.repair import RepairResult
 from holdfast.storage.changes import Sweep, Trim
-from holdfast.storage.contract import Delete
+from holdfast.storage.contract import Batch, Delete
 from holdfast.storage.sqlite import writer as sqlite_writer
 from holdfast.storage.sqlite.backend import SqliteBackend
 from holdfast.storage.tables import BLOB_VERSIONS
@@ -156,7 +156,8 @@ def sweeps_in_two_halves(real: Any) -> Any:
             connection.execute("BEGIN")
             for sweep in compress(sweeps, done):
                 rest = replace(sweep, checkpoints=[], keys=[], terms=[], remove=None)
-                sqlite_writer.write_within(connection, backend._cursor, rest.batch())
+                batch = Batch(writes=rest.batch().writes)
+                sqlite_writer.write_within(connection, backend._cursor, batch)
             connection.execute("COMMIT")
         return done
 
