@@ -1,7 +1,7 @@
-"""What the library writes, as batches: a change of a session, entries of a journal, and gc.
+"""The batches of the library: for changes of a session, entries of a journal, and gc.
 
-Each class holds what one kind of write consists of. `batch()` says which rows that are, and under
-which conditions they may be written.
+Each class describes one kind of write. Its `batch()` returns the rows to write, and the conditions
+under which they may be written.
 """
 
 from __future__ import annotations
