@@ -14,7 +14,6 @@ from starlette.responses import StreamingResponse
 
 from holdfast import json
 from holdfast.errors import HoldfastError
-from holdfast.web.params import error_answer
 from holdfast.web.render import row
 
 if TYPE_CHECKING:
@@ -38,10 +37,7 @@ _BEHIND = 1_000
 async def events(request: Request) -> Response:
     """Answer with a stream of server-sent events, a checkpoint or operation each, from now on."""
     listener = Listener(request.query_params.get("session") or None)
-    try:
-        await run_in_threadpool(request.app.state.feed.join, listener)
-    except HoldfastError as e:
-        return error_answer(e)
+    await run_in_threadpool(request.app.state.feed.join, listener)
     return StreamingResponse(
         _stream(listener, request.scope.get(ENDING)), media_type="text/event-stream"
     )

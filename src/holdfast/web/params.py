@@ -71,13 +71,8 @@ def get_endpoint(read: Callable[[Store, Params], Any]) -> Callable[[Request], Re
     """Return an endpoint that reads. Its parameters are in the address."""
 
     def endpoint(request: Request) -> Response:  # starlette runs it in a thread
-        try:
-            state = request.app.state
-            return Answer(
-                read(state.store, Params(request.query_params, read_only=state.read_only))
-            )
-        except HoldfastError as e:
-            return error_answer(e)
+        state = request.app.state
+        return Answer(read(state.store, Params(request.query_params, read_only=state.read_only)))
 
     return endpoint
 
@@ -90,11 +85,9 @@ def post_endpoint(act: Callable[[Store, Params], Any]) -> Callable[[Request], Aw
             return error_answer(InvalidRequest("this viewer is read-only"), 403)
         try:
             params = Params(await _body(request))
-            return Answer(await run_in_threadpool(act, request.app.state.store, params))
-        except HoldfastError as e:
-            return error_answer(e)
         except ClientDisconnect:
             return error_answer(InvalidRequest("the request was not sent to its end"))
+        return Answer(await run_in_threadpool(act, request.app.state.store, params))
 
     return endpoint
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 
 from holdfast import json
-from holdfast.errors import HoldfastError
-from holdfast.web.params import Answer, Params, error_answer
+from holdfast.web.params import Answer, Params
 from holdfast.web.render import fitting, row
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ async def endpoint(request: Request) -> Response:
         params = Params(request.query_params)
         found = await run_in_threadpool(search, request.app.state.store, params, gone.is_set)
         return Answer(found)
-    except HoldfastError as e:
-        return error_answer(e)
     finally:
         watching.cancel()
 

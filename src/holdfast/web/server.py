@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import uvicorn
@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.web import search
 from holdfast.web.api import ACTIONS, READS
 from holdfast.web.auth import Guard
@@ -70,7 +70,7 @@ def app(
             ],
             Mount("/static", _Assets(directory=_HERE / "static")),
         ],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, HoldfastError: _error},
     )
     made.state.store, made.state.read_only = store, read_only
     made.state.feed = Feed(store)
@@ -90,6 +90,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown address, or with a method that it does not have."""
     status, why = getattr(error, "status_code", 500), getattr(error, "detail", "failed")
     return error_answer(InvalidRequest(f"{request.method} {request.url.path}: {why}"), status)
+
+
+async def _error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return error_answer(cast("HoldfastError", error))
 
 
 def _page(request: Request) -> Response:  # noqa: ARG001
