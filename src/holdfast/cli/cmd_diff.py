@@ -189,8 +189,7 @@ def blame_(app: App, path: str, revision: str, session: str | None) -> None:
             app.print_json(shown | ({"before": json.value(before)} if existed else {}))
             return
         length = store.id_length([checkpoint])
-    where = click.style(output.one_line(checkpoint.session), dim=True)
-    app.print(f"{output.checkpoint_line(checkpoint, length)}  {where}")
+    app.print(output.line_with_session(checkpoint, length))
     if existed and isinstance(before, str) and isinstance(after, str):
         app.print(_indented(word_diff(before, after)))
     elif existed:

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 @click.option("--status", type=click.Choice(STATUSES), help="The new status of the session.")
 @click.option("--reason", metavar="TEXT", help="The reason for the status.")
 @click.option("--key", metavar="KEY", help="An external id, unique in the session.")
-@click.option(
-    "--agent",
-    metavar="NAME",
-    help="The agent that saves; a new session belongs to it.",
-)
+@click.option("--agent", metavar="NAME", help="The agent that saves; a new session belongs to it.")
 def save_(
     app: App,
     session: str,
@@ -63,12 +59,7 @@ def save_(
     with app.store(create=True) as store:
         handle = store.session(session, agent=agent)
         checkpoint = handle.save(state, tags=tags, **given)
-        if app.json:
-            app.print_json(json.checkpoint(checkpoint))
-            return
-        length = store.id_length([checkpoint])
-        app.print(output.checkpoint_line(checkpoint, length, head=True))
-        app.print_undo(handle)
+        _print_changed(app, store, handle, checkpoint, head=True)
 
 
 def read_json(file: str) -> Any:
@@ -197,11 +188,13 @@ def label_(app: App, revision: str, label: str, session: str | None) -> None:
         _print_changed(app, store, found.session, found.session.label(found.checkpoint.id, label))
 
 
-def _print_changed(app: App, store: Store, session: Session, checkpoint: Checkpoint) -> None:
+def _print_changed(
+    app: App, store: Store, session: Session, checkpoint: Checkpoint, *, head: bool = False
+) -> None:
     if app.json:
         app.print_json(json.checkpoint(checkpoint))
         return
-    app.print(output.checkpoint_line(checkpoint, store.id_length([checkpoint])))
+    app.print(output.checkpoint_line(checkpoint, store.id_length([checkpoint]), head=head))
     app.print_undo(session)
 
 

@@ -10,7 +10,7 @@ from holdfast import json
 from holdfast.cli import output, select
 from holdfast.cli.context import App, NewPath, command, session_option, yes_option
 from holdfast.cli.main import without_check_hint
-from holdfast.cli.output import bar
+from holdfast.cli.output import Bar
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def gc_(app: App, *, erase: bool) -> None:
         if not erase:
             app.notice("Checkpoints that were pruned by their age are kept for one more day.")
         app.confirm("Free them for good?")
-        with bar("freeing") as progress:
+        with Bar("freeing") as progress:
             done = store.gc(progress.phase, erase=erase)
         if app.json:
             app.print_json(done._asdict())

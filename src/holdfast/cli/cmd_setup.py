@@ -1,22 +1,27 @@
-"""Commands to start with: init, demo, completion."""
+"""Commands to start with: init, demo, doctor, completion."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.context import App, command
-from holdfast.errors import InvalidRequest
+import holdfast
+from holdfast.cli import output
+from holdfast.cli.context import App, command, silence_logs
+from holdfast.cli.main import cli_words
+from holdfast.errors import InvalidRequest, StoreNotFound
+
+if TYPE_CHECKING:
+    from holdfast import Finding
 
 
 @command("init")
 def init_(app: App) -> None:
     """Create an empty store. An existing store stays as it is."""
-    import holdfast
-
     with app.store(create=True) as store:
         empty = next(store.sessions(), None) is None
         kind = store.kind
@@ -50,6 +55,36 @@ def demo_(app: App, folder: str | None, *, quick: bool) -> None:
     with redirect_stdout(sys.stderr):  # stdout gets only the JSON
         play(folder, pause=0.0)
     app.print_json({"folder": folder, "store": None if folder is None else f"{folder}/agent.db"})
+
+
+_MARKS = {"ok": ("✓", "green"), "note": ("!", "yellow"), "bad": ("✗", "red")}
+
+
+@command("doctor")
+def doctor_(app: App) -> None:
+    """Check this machine and the store; exit code 1 if something is wrong."""
+    silence_logs()  # the findings list what the library would log
+    wrong = False
+    for finding in holdfast.diagnose(app.url):
+        wrong = wrong or finding.how == "bad"
+        _print_finding(app, finding)
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+def _print_finding(app: App, finding: Finding) -> None:
+    about, how, what, do, error = finding
+    if isinstance(error, StoreNotFound):
+        do = app.command_line("init")
+    elif error is not None:
+        what, do = cli_words(error)
+    if app.json:
+        app.print_json({"about": about, "how": how, "what": what, "do": do})
+        return
+    mark, color = _MARKS[how]
+    app.print(f"{click.style(mark, fg=color)} {about}: {output.one_line(what)}")
+    if do:
+        app.print(f"    {click.style('Do:', fg='cyan')} {do}")
 
 
 _SHELLS = {

@@ -98,37 +98,21 @@ def sessions_(
         if not infos:
             app.notice("No session matches.")
             return
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for title in ("SESSION", "AGENT", "HEAD"):
-            table.add_column(title, no_wrap=title == "HEAD")
-        table.add_column("STEP", justify="right")
-        table.add_column("ALL", justify="right")
-        for title in ("STATUS", "ACTIVE"):
-            table.add_column(title)
-        for info in infos:
-            table.add_row(*_session_row(info, length))
-        app.print_table(table)
+        titles = "SESSION AGENT HEAD STEP ALL STATUS ACTIVE"
+        rows = [_session_row(info, length) for info in infos]
+        app.print_table(titles, rows, numbers=("STEP", "ALL"))
 
 
-def _session_row(info: SessionInfo, length: int) -> list[Any]:
-    from rich.text import Text
-
-    head = info.head
-    cells: list[str] = [output.one_line(info.name), output.one_line(info.agent or "")]
+def _session_row(info: SessionInfo, length: int) -> list[str]:
+    head, count = info.head, f"{info.checkpoints:,}"
+    names = [output.one_line(info.name), output.one_line(info.agent or "")]
     if head is None or head.damaged:
-        cells += ["", "", f"{info.checkpoints:,}"]
         damage = f"damaged: {output.one_line(info.damaged)}" if info.damaged else None
-        cells += [click.style(damage, fg="red") if damage else "empty"]
-        cells += [""]
-    else:
-        status = output.status(head) or "in progress"
-        if head.pending:
-            status += click.style("  ⏸", fg="yellow")
-        step, count = f"{head.step:,}", f"{info.checkpoints:,}"
-        cells += [head.id[:length], step, count, status, output.age(head.created_at)]
-    return [Text.from_ansi(cell) for cell in cells]
+        return [*names, "", "", count, click.style(damage, fg="red") if damage else "empty", ""]
+    status = output.status(head) or "in progress"
+    if head.pending:
+        status += click.style("  ⏸", fg="yellow")
+    return [*names, head.id[:length], f"{head.step:,}", count, status, output.age(head.created_at)]
 
 
 @command("show", lists=True)
@@ -231,13 +215,9 @@ def _is_text(shown: Any) -> bool:
 @click.argument("text", required=False)
 @_filters
 @click.option(
-    "--limit",
-    "-n",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
+    "--limit", "-n", type=click.IntRange(1), default=20, show_default=True,
     help="Print at most this many.",
-)
+)  # fmt: skip
 @click.option("--before", metavar="ID", help="Print those after this one in the list.")
 def search_(
     app: App,
@@ -262,8 +242,7 @@ def search_(
             return
         length = store.id_length(found)
         for checkpoint in found:
-            where = click.style(output.one_line(checkpoint.session), dim=True)
-            app.print(f"{output.checkpoint_line(checkpoint, length)}  {where}")
+            app.print(output.line_with_session(checkpoint, length))
         if not found:
             app.notice("Nothing matches.")
         elif len(found) == limit:
@@ -286,16 +265,11 @@ def stats_(app: App) -> None:
         app.print(f"{deleted} deleted; `holdfast gc` frees them")
     smaller = f": {stats.sharing:.1f} times smaller" if stats.sharing > 1 else ""
     app.print(f"{output.size(stats.states)} of states in {output.size(stored)}{smaller}")
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("LARGEST", "CHECKPOINTS", "WRITTEN"):
-        table.add_column(title, justify="left" if title == "LARGEST" else "right")
-    for each in stats.largest:
-        name = Text(output.one_line(each.name))
-        table.add_row(name, f"{each.checkpoints:,}", output.size(each.added))
-    app.print_table(table)
+    rows = [
+        (output.one_line(each.name), f"{each.checkpoints:,}", output.size(each.added))
+        for each in stats.largest
+    ]
+    app.print_table("LARGEST CHECKPOINTS WRITTEN", rows, numbers=("CHECKPOINTS", "WRITTEN"))
 
 
 @command("watch", lists=True)
@@ -314,5 +288,4 @@ def watch_(app: App, session: str | None, seconds: float | None) -> None:
                 text = output.one_line(f"{event.summary}  {event.session}")
                 app.print(f"{click.style('·', dim=True)} {text}")
             else:
-                where = click.style(output.one_line(event.session), dim=True)
-                app.print(f"{output.checkpoint_line(event, 12)}  {where}")
+                app.print(output.line_with_session(event, 12))

@@ -9,7 +9,7 @@ import click
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_sessions
 from holdfast.cli.context import App, NewPath, command, require_extra
-from holdfast.cli.output import bar
+from holdfast.cli.output import Bar
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
     with app.store() as store:
         for name in sessions:
             select.the_session(store, name)
-        with holdfast.open(target) as other, bar("copying") as progress:
+        with holdfast.open(target) as other, Bar("copying") as progress:
             done = store.copy(other, sessions=sessions or None, progress=progress)
     _print_result(app, done, "copied to", target)
     if done.checkpoints:
@@ -68,10 +68,10 @@ def export_(app: App, path: str | None, pages: tuple[str, ...], sessions: tuple[
                 from holdfast.web.export import export
             handles = [select.the_session(store, name) for name in pages]
             path = path or f"{output.file_name(pages[0])}.html"
-            with bar("exporting") as progress:
+            with Bar("exporting") as progress:
                 done: Any = export(store, [each.name for each in handles], path, progress)
         else:
-            with bar("exporting") as progress:
+            with Bar("exporting") as progress:
                 done = store.export(path, sessions=sessions or None, progress=progress)  # type: ignore[arg-type]
     _print_result(app, done, "exported to", str(path))
     app.notice(f"To undo this, remove {path}.")
@@ -109,7 +109,7 @@ def import_(
     if format is None and not portable:
         with memory_limit(memory):
             format = importers.recognise(path)
-    with app.store(create=True) as store, bar("importing") as progress, memory_limit(memory):
+    with app.store(create=True) as store, Bar("importing") as progress, memory_limit(memory):
         if portable:
             done: Any = store.import_(path, sessions=sessions or None, progress=progress)
         else:

@@ -11,10 +11,10 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from holdfast.errors import InvalidRequest
 
-    from rich.table import Table
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast import Session, Store
     from holdfast.json import Shape
@@ -70,10 +70,21 @@ class App:
         if not self.json:
             self._echo(escape_controls(text))
 
-    def print_table(self, table: Table) -> None:
-        """Print a table on stdout, but not with --json."""
+    def print_table(
+        self, titles: str, rows: Iterable[Sequence[str]], numbers: Sequence[str]
+    ) -> None:
+        """Print a table on stdout, but not with --json. Columns of numbers are aligned right."""
         from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
 
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in titles.split():
+            table.add_column(
+                title, justify="right" if title in numbers else "left", no_wrap=title == "HEAD"
+            )
+        for cells in rows:
+            table.add_row(*map(Text.from_ansi, cells))
         # In a pipe, no width is given, so that long names are not folded.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
         with console.capture() as drawn:  # rich would exit if the pipe is closed
@@ -117,8 +128,6 @@ class App:
 
     def confirm(self, question: str) -> None:
         """Ask the user, unless --yes was given. Raises Abort if the answer is no."""
-        from holdfast.errors import InvalidRequest
-
         if self.yes:
             return
         if not sys.stdin.isatty():
@@ -214,8 +223,6 @@ def require_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as e:
-        from holdfast.errors import InvalidRequest
-
         hint = f"pip install 'holdfast[{extra}]'"
         raise InvalidRequest(f"this needs {e.name}", hint=hint) from e
 

@@ -13,12 +13,11 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.context import App, discard, escape_controls
-from holdfast.errors import Corrupt
+from holdfast.errors import Corrupt, HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.errors import HoldfastError
     from holdfast.json import Shape
 
 # By section of --help: the module cmd_NAME.py, the command, its summary. So --help imports none of
@@ -27,7 +26,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Begin": (
         ("setup", "demo", "Watch an agent being killed, and resumed."),
         ("setup", "init", "Create an empty store."),
-        ("doctor", "doctor", "Check this machine and the store."),
+        ("setup", "doctor", "Check this machine and the store."),
         ("setup", "completion", "Print the line that sets up completion in your shell."),
     ),
     "Look": (
@@ -164,13 +163,11 @@ def run(args: list[str] | None = None) -> int:
         return 0 if app.lists else _print_error(type(e).__name__, str(e), None, 6, json=json)
     except KeyboardInterrupt:
         return 130
+    except HoldfastError as e:
+        return _print_error(type(e).__name__, *cli_words(e), e.exit_code, json=json)
+    except OSError as e:
+        return _print_error(type(e).__name__, str(e), None, 6, json=json)
     except Exception as e:
-        from holdfast.errors import HoldfastError
-
-        if isinstance(e, HoldfastError):
-            return _print_error(type(e).__name__, *cli_words(e), e.exit_code, json=json)
-        if isinstance(e, OSError):
-            return _print_error(type(e).__name__, str(e), None, 6, json=json)
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
         hint = "this is a bug in holdfast; HOLDFAST_DEBUG=1 shows the traceback"

@@ -7,14 +7,13 @@ import re
 import shlex
 import sys
 import time
-from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.progress import Progress, TaskID
 
@@ -125,6 +124,11 @@ def checkpoint_line(
     return "  ".join([part for part in parts if part])
 
 
+def line_with_session(of: Checkpoint, length: int) -> str:
+    """Return one line about a checkpoint that ends with the name of its session."""
+    return f"{checkpoint_line(of, length)}  {click.style(one_line(of.session), dim=True)}"
+
+
 def file_name(text: str) -> str:
     """Return a file name that resembles the text."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
@@ -203,7 +207,10 @@ PATIENCE = 1.0
 
 
 class Bar:
-    """A progress bar on stderr, if that is a terminal. Call it with the done and total amounts."""
+    """A progress bar on stderr, if that is a terminal, until the end of `with`.
+
+    Call it with the done and total amounts.
+    """
 
     def __init__(self, title: str) -> None:
         self._title, self._began = title, time.monotonic()
@@ -227,16 +234,9 @@ class Bar:
             self._progress.start()
         self._progress.update(self._task, description=title, completed=done, total=total)
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-@contextmanager
-def bar(title: str) -> Iterator[Bar]:
-    """Show a progress bar while the block runs."""
-    shown = Bar(title)
-    try:
-        yield shown
-    finally:
-        shown.stop()
