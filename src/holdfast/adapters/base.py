@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import holdfast
+from holdfast import Checkpoint, Session, SessionInfo, Store
 from holdfast.aio import Lane, Workers
 from holdfast.errors import InvalidRequest, NotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from holdfast import Checkpoint, Session, SessionInfo, Store
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

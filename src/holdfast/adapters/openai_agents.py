@@ -173,7 +173,7 @@ class HoldfastSession(Hosted):
 
         Its store is closed with this session.
         """
-        await self._conversation.finish(self._conversation.fork, new_id, at)
+        await self._conversation.move(lambda session: session.fork(new_id, at))
         return HoldfastSession(
             new_id,
             self.host.lent(),
@@ -292,7 +292,7 @@ class _Conversation:
         return await finished(self._lane.call(method, *args))
 
     async def move(self, how: Callable[[Session], T]) -> T:
-        """Move the head of the session, if it is a conversation."""
+        """Move the head of the session, or fork it, if it is a conversation."""
         return await self.finish(self._move, how)
 
     def items(self) -> list[Item]:
@@ -323,10 +323,6 @@ class _Conversation:
         if items or left:
             self._extras = None
             self._session().patch(set={"items": []}, drop=left, trigger="clear")
-
-    def fork(self, name: str, at: str | Checkpoint | None) -> None:
-        self._read()
-        self._session().fork(name, at)
 
     def _move(self, how: Callable[[Session], T]) -> T:
         self._read()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import json
 import threading
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from strands import Agent
@@ -152,10 +152,8 @@ class HoldfastStorage(Hosted, Storage):
 
     def _delete(self, key: str) -> None:
         session = self.session(key)
-        try:
+        with suppress(NotFound):
             session.delete()
-        except NotFound:
-            return
 
     def _list(self, prefix: str) -> builtins.list[str]:
         found = [

@@ -9,8 +9,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -39,7 +40,7 @@ from holdfast.errors import CheckpointNotFound, InvalidRequest, NotFound
 if TYPE_CHECKING:
     import builtins
     import os
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import (
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from holdfast.adapters.langgraph.thread import State
     from holdfast.adapters.langgraph.writes import Note
 
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AHEAD = 8
 """How many steps a graph may be ahead of the disk."""
@@ -169,6 +173,18 @@ class _Draft(NamedTuple):
     versions: ChannelVersions
     unchanged: ChannelVersions
     """Channels that get the parent's value, if the parent has them in these versions."""
+
+
+def _in_worker(
+    method: Callable[Concatenate[HoldfastSaver, P], T],
+) -> Callable[Concatenate[HoldfastSaver, P], Coroutine[Any, Any, T]]:
+    """Return a method for asyncio that calls this one, or that of a subclass, in a worker."""
+
+    @wraps(method)
+    async def call(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.host.call(getattr(self, method.__name__), *args, **kwargs)
+
+    return call
 
 
 class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
@@ -471,9 +487,6 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
 
     # -- the same for asyncio ------------------------------------------------------------------
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await self.host.call(self.get_tuple, config)
-
     async def alist(
         self,
         config: RunnableConfig | None,
@@ -512,23 +525,12 @@ class HoldfastSaver(Hosted, BaseCheckpointSaver[str]):
         note = self._note(task_id, task_path, writes)  # on the loop, so nothing changes it
         await self.host.call(namespace.note, id, note)
 
-    async def adelete_thread(self, thread_id: str) -> None:
-        await self.host.call(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        await self.host.call(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        await self.host.call(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        await self.host.call(self.prune, thread_ids, strategy=strategy)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        call = self.get_delta_channel_history
-        return await self.host.call(call, config=config, channels=channels)
+    aget_tuple = _in_worker(get_tuple)
+    aget_delta_channel_history = _in_worker(get_delta_channel_history)
+    adelete_thread = _in_worker(delete_thread)
+    adelete_for_runs = _in_worker(delete_for_runs)
+    acopy_thread = _in_worker(copy_thread)
+    aprune = _in_worker(prune)
 
 
 def _ancestors(

@@ -22,8 +22,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import Notes
-from holdfast.adapters.langgraph import subgraphs
-from holdfast.adapters.langgraph.forks import Ancestry, is_placeholder
+from holdfast.adapters.langgraph import forks
+from holdfast.adapters.langgraph.forks import Ancestry, Position, is_placeholder
 from holdfast.adapters.langgraph.names import (
     AGENT,
     AT,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast import Checkpoint, Session, Store
-    from holdfast.adapters.langgraph.subgraphs import Position
     from holdfast.adapters.langgraph.writes import Note
 
     State = dict[str, Any]
@@ -573,8 +572,8 @@ class Threads:
             self._with_states.pop(namespace.address, None)
 
     def position(self, namespace: Namespace, root: str | None = None) -> Position:
-        """Return where a graph continues; see subgraphs.position()."""
-        return subgraphs.position(namespace, self._root_id, root)
+        """Return where a graph continues; see forks.position()."""
+        return forks.position(namespace, self._root_id, root)
 
     def _root_id(self, checkpoint: Checkpoint) -> str | None:
         found: str | None = (self.metadata(checkpoint).get("parents") or {}).get("")
@@ -607,7 +606,7 @@ class Threads:
         if point is None or not point.key or root.owns(point):
             return None
         forked = ThreadAddress.from_session(point.session)._replace(ns=address.ns)
-        return subgraphs.position_in_fork(
+        return forks.position_in_fork(
             self.namespace(forked), point, root.forked_at(),
             WriteLog(root).interrupted_at(point), self._root_id,
         )  # fmt: skip
