@@ -27,7 +27,7 @@ from holdfast.importers import (
     untrusted,
 )
 from holdfast.importers.save import Imported
-from holdfast.importers.transcripts import entries
+from holdfast.importers.transcripts import conversation
 from tests.importers.test_checkpoints import snapshot, why
 from tests.support.stores import Home
 
@@ -779,7 +779,7 @@ def test_claude_long_lines_are_only_counted(
     talk.turn(1)
     talk.line("mystery", what="short")
     talk.line("mystery", what="long" * 1000)
-    monkeypatch.setattr(entries, "KEPT", 2000)
+    monkeypatch.setattr(conversation, "KEPT", 2000)
     bring(store, claude(root, talk))
     meta = tree(store)[0].meta
     assert meta["lines"] == {"mystery": 2}

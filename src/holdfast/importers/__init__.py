@@ -7,14 +7,15 @@ them. It can be repeated, and then imports what is new.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from typing import Any, Literal
 
 import apsw
 
+from holdfast import Store
 from holdfast.errors import InvalidRequest
-from holdfast.importers.checkpoints import agent_steps, conversations, session_files, whatif_store
 from holdfast.importers.checkpoints.agent_steps import import_s1
-from holdfast.importers.checkpoints.conversations import import_s3
+from holdfast.importers.checkpoints.conversations import COLUMNS, TABLE, import_s3
 from holdfast.importers.checkpoints.session_files import import_s0
 from holdfast.importers.checkpoints.whatif_store import import_s2
 from holdfast.importers.save import Imported
@@ -33,9 +34,6 @@ from holdfast.importers.untrusted import (
     printable,
 )
 
-if TYPE_CHECKING:
-    from holdfast import Store
-
 __all__ = [
     "Imported",
     "import_",
@@ -51,7 +49,19 @@ __all__ = [
 
 Format = Literal["s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat"]
 
-_CHECKPOINTS = {"s0": session_files, "s1": agent_steps, "s2": whatif_store, "s3": conversations}
+_FIELDS = {
+    "s0": {"tool_calls_pending", "iteration"},
+    "s1": {"agent_name", "step", "partial_results"},
+    "s2": {"session_id", "state", "metadata"},
+    "s3": {"agent_id", "conversation"},
+}
+"""Fields that each checkpoint of a format has."""
+_NAMES = {
+    "s0": re.compile(r"(^|[/\\])checkpoints[/\\]cp_[^/\\]*\.json"),
+    "s1": re.compile(r"_(latest|[0-9]+)\.json$"),
+    "s2": re.compile(r"^(index|sessions.*)\.json$", re.DOTALL),
+}
+"""Names that show the format of a folder. That of S3 has no such names."""
 _LINES = {"claude-code": claude_code, "codex": codex}
 _CHAT = "openai-chat"
 _IMPORTS = {
@@ -102,9 +112,9 @@ def recognise(source: str | os.PathLike[str]) -> Any:
         files = Files(path)
         formats = _by_content(files)
         if not os.path.isdir(path):
-            formats = [name for name in formats if name not in _CHECKPOINTS]  # these are folders
+            formats = [name for name in formats if name not in _FIELDS]  # these are folders
         elif not formats:
-            formats = [name for name, it in _CHECKPOINTS.items() if it.layout(files.names)]
+            formats = [name for name, it in _NAMES.items() if any(map(it.search, files.names))]
     if len(formats) == 1:
         return formats[0]
     what = f"could be {' or '.join(formats)}" if formats else "has none of the known formats"
@@ -143,7 +153,7 @@ def _by_lines(files: Files, name: str) -> list[str]:
 def _by_document(data: Any) -> list[str]:
     found = []
     if type(data) is dict:
-        found = [format for format, module in _CHECKPOINTS.items() if module.looks_like(data)]
+        found = [format for format, fields in _FIELDS.items() if fields <= data.keys()]
     return found or ([_CHAT] if openai_chat.looks_like(data) else [])
 
 
@@ -151,6 +161,6 @@ def _has_table(path: str) -> bool:
     """Return whether a database has the table of S3, or may have it but is damaged."""
     try:
         with Database(path).opened(Findings()) as connection:
-            return Table(connection, conversations.TABLE, conversations.COLUMNS).missing is None
+            return Table(connection, TABLE, COLUMNS).missing is None
     except apsw.Error:
         return True

@@ -7,16 +7,13 @@ after the other, and counts what it did.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast import Checkpoint, Store
 from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, KeyTaken, NotSerializable
 from holdfast.importers.untrusted import Findings, Unsound
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from holdfast import Checkpoint, Store
 
 PROVENANCE = "imported"
 """The field of `meta` that describes where an imported checkpoint comes from."""

@@ -8,16 +8,12 @@ and did not succeed.
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from holdfast import ToolCall
+from holdfast import Store, ToolCall
 from holdfast.importers.checkpoints.foreign import Foreign, import_entries, read_files, save_fields
 from holdfast.importers.save import Imported, merge_meta
 from holdfast.importers.untrusted import Document, Files, Unsound, instant, printable
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 _POINTER = "_latest.json"
 _STATUS = {
@@ -55,14 +51,6 @@ def _check_pointer(files: Files, name: str, steps: dict[str, int]) -> None:
         files.skip(name, f"it names {target[:80]!r}, which is no sound checkpoint of its session")
     elif steps[target] < newest:
         files.skip(name, f"it names step {steps[target]}; the head is step {newest}")
-
-
-def looks_like(data: dict[str, Any]) -> bool:
-    return {"agent_name", "step", "partial_results"} <= data.keys()
-
-
-def layout(names: list[str]) -> bool:
-    return any(re.search(r"_(latest|[0-9]+)\.json$", name) for name in names)
 
 
 def parse(data: Any, _: bytes) -> Foreign:

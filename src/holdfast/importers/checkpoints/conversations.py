@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apsw
 
+from holdfast import Store
 from holdfast.importers.checkpoints.foreign import (
     CheckpointEntry,
     Foreign,
@@ -34,9 +35,6 @@ from holdfast.importers.untrusted import (
     instant,
     printable,
 )
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 TABLE = "checkpoints"
 COLUMNS = ("id", "agent_id", "iteration", "conversation", "metadata", "created_at")
@@ -93,14 +91,6 @@ def _json(value: Any, column: str) -> Any:
         raise Unsound(f"{column} is no JSON")
     raw = value.encode("utf-8", "surrogatepass") if type(value) is str else value
     return decode(raw, column)
-
-
-def looks_like(data: dict[str, Any]) -> bool:
-    return {"agent_id", "conversation"} <= data.keys()
-
-
-def layout(_: list[str]) -> bool:
-    return False  # any folder with folders of JSON files looks like that
 
 
 def parse(data: Any, _: bytes, position: int = 0) -> Foreign:

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from holdfast import Usage
+from holdfast import Checkpoint, Store, Usage
 from holdfast.importers.save import PROVENANCE, Content, Entry, Import, Imported, SessionImport
 from holdfast.importers.untrusted import Files, Findings, Unsound, decode, digest, printable
-
-if TYPE_CHECKING:
-    from holdfast import Checkpoint, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,12 @@ import os
 import re
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from holdfast import ToolCall
+from holdfast import Store, ToolCall
 from holdfast.importers.checkpoints.foreign import Foreign, import_entries, read_files, save_fields
 from holdfast.importers.save import Imported, merge_meta
 from holdfast.importers.untrusted import Document, Files, Unsound, decode, instant, printable
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 _FOLDER = "checkpoints"
 _LATEST = "latest.json"
@@ -57,14 +54,6 @@ def _check_links(files: Files, checkpoints: set[str]) -> None:
         elif os.path.basename(link) != _LATEST or not beside or target not in checkpoints:
             why = f"a symbolic link to {printable(target)}, no checkpoint beside it: not followed"
             files.skip(link, why)
-
-
-def looks_like(data: dict[str, Any]) -> bool:
-    return "tool_calls_pending" in data and "iteration" in data
-
-
-def layout(names: list[str]) -> bool:
-    return any(re.search(r"(^|[/\\])checkpoints[/\\]cp_[^/\\]*\.json", name) for name in names)
 
 
 def parse(data: Any, raw: bytes) -> Foreign:

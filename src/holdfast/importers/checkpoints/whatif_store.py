@@ -10,8 +10,9 @@ the user went back. Any other checkpoint follows the one before it in time.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast import Store
 from holdfast.importers.checkpoints.foreign import (
     Foreign,
     import_entries,
@@ -21,9 +22,6 @@ from holdfast.importers.checkpoints.foreign import (
 )
 from holdfast.importers.save import Imported, merge_meta
 from holdfast.importers.untrusted import Document, Files, Unsound, decode, instant
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 _INDEX = "index.json"
 
@@ -58,14 +56,6 @@ def _check_index(files: Files, names: set[str]) -> None:
             files.findings.skip(where, why)
         elif inside not in names:
             files.findings.skip(where, f"there is no file {path[:200]!r}")
-
-
-def looks_like(data: dict[str, Any]) -> bool:
-    return {"session_id", "state", "metadata"} <= data.keys()
-
-
-def layout(names: list[str]) -> bool:
-    return any(n == _INDEX or (n.startswith("sessions") and n.endswith(".json")) for n in names)
 
 
 def parse(data: Any, _: bytes) -> Foreign:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast import Store
 from holdfast.importers.save import Imported
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
@@ -25,9 +26,6 @@ from holdfast.importers.transcripts.reader import (
     token_count,
 )
 from holdfast.importers.untrusted import Document, Files, Unsound
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 FORMAT = "claude-code"
 _ROLES = ("user", "assistant")
@@ -346,7 +344,7 @@ class _ClaudeTranscript(Transcript):
         extra = max(float(cost) - paid, 0.0)
         self._counted[answer] = most, paid + extra
         if any(more) or extra:
-            spent = {name: n for name, n in zip(_TOKENS, more, strict=True) if n}
+            spent = dict(zip(_TOKENS, more, strict=True))
             conversation.note(Note(line.number, cost=extra, spent=spent, tokens=sum(more)))
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast import Store
 from holdfast.importers.save import Imported
 from holdfast.importers.transcripts.conversation import Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
@@ -24,9 +25,6 @@ from holdfast.importers.transcripts.reader import (
     token_count,
 )
 from holdfast.importers.untrusted import Document, Files, Unsound, instant, printable
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 FORMAT = "codex"
 _LINES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
@@ -237,7 +235,7 @@ class _Rollout(Transcript):
             more = [max(a - b, 0) for a, b in zip(total, before, strict=True)]
         self._in_copy = False
         if any(more):
-            spent = {name: n for name, n in zip(_TOKENS, more, strict=True) if n}
+            spent = dict(zip(_TOKENS, more, strict=True))
             self._conversation.note(Note(number, spent=spent, tokens=more[-1]))
 
     def _is_copied(self, data: dict[str, Any]) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from holdfast import Store
 from holdfast.importers.save import Import, Imported
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note
 from holdfast.importers.transcripts.reader import Recorded, name_in, token_count
@@ -22,9 +23,6 @@ from holdfast.importers.untrusted import (
     line_name,
     printable,
 )
-
-if TYPE_CHECKING:
-    from holdfast import Store
 
 FORMAT = "openai-chat"
 _NAMES = ("session_id", "conversation_id", "thread_id", "id")
@@ -121,5 +119,4 @@ def _count_usage(conversation: Conversation, number: int, message: dict[str, Any
     spent = {name: token_count(fields, name) for name in _TOKENS}
     tokens = spent["total_tokens"] or spent["prompt_tokens"] + spent["completion_tokens"]
     if tokens:
-        counted = {name: count for name, count in spent.items() if count}
-        conversation.note(Note(number, spent=counted, tokens=tokens))
+        conversation.note(Note(number, spent=spent, tokens=tokens))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from holdfast import Store
 from holdfast.importers.save import Import, Imported
-from holdfast.importers.transcripts.conversation import Conversation
-from holdfast.importers.transcripts.entries import Plan
+from holdfast.importers.transcripts.conversation import Conversation, Plan
 from holdfast.importers.untrusted import Files, Unsound, line_name, printable
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from holdfast import Store
 
 MAX_NAME = 1000
 """The most characters that an id of the source may have."""
