@@ -101,7 +101,7 @@ def import_(
 
     kind = file_kind(path)
     if kind == "store":
-        to = " ".join(map(output.quoted, ["holdfast", "--store", path, "copy", app.url]))
+        to = output.typed("--store", path, "copy", app.url)
         raise InvalidRequest(f"{path} is a store: copy it instead", hint=to)
     portable = format == "portable" or (format is None and kind == "export")
     if sessions and not portable:
@@ -124,9 +124,8 @@ def import_(
 
 def _print_delete(app: App, url: str | None = None) -> None:
     """Print the command that deletes a session that was copied."""
-    words = ["delete", "-s", "NAME"]
-    other = ["holdfast", "-S", url or "", *words]
-    typed = app.command_line(*words) if url is None else " ".join(map(output.quoted, other))
+    words = ("delete", "-s", "NAME")
+    typed = app.command_line(*words) if url is None else output.typed("-S", url, *words)
     app.notice(f"To delete a new session: {typed}")
 
 

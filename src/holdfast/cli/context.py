@@ -111,10 +111,10 @@ class App:
 
     def command_line(self, *words: str) -> str:
         """Return a command for the same store, as the user would type it."""
-        from holdfast.cli.output import quoted
+        from holdfast.cli.output import typed
 
         store = ["--store", self.given] if self.given and self._store_was_typed() else []
-        return " ".join(map(quoted, ["holdfast", *store, *words]))
+        return typed(*store, *words)
 
     @staticmethod
     def _store_was_typed() -> bool:

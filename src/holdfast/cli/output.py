@@ -44,6 +44,11 @@ def quoted(word: str) -> str:
     return f"$'{_UNPRINTABLE.sub(lambda m: _byte_escapes(m[0]), plain)}'"
 
 
+def typed(*words: str) -> str:
+    """Return a command as the user would type it."""
+    return " ".join(map(quoted, ["holdfast", *words]))
+
+
 def _byte_escapes(text: str) -> str:
     """Return the bytes of an argument as hexadecimal escapes."""
     try:

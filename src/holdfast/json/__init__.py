@@ -103,14 +103,14 @@ _CHECKPOINT = """
     id session seq damaged step created_at operation parent parent_session ancestor pruned label
     tags trigger status reason agent usage pending hint meta key child_of run size added hash
     state_hash
-"""
+""".split()
 _VALUES = {"arguments", "details", "meta", "result"}
 """Fields with values of states."""
 
 
-def _fields(of: Any, names: str) -> Shape:
-    """Return attributes of an object as JSON. `names` has spaces between them."""
-    return {name: _field(name, getattr(of, name)) for name in names.split()}
+def _fields(of: Any, *names: str) -> Shape:
+    """Return these attributes of an object as JSON."""
+    return {name: _field(name, getattr(of, name)) for name in names}
 
 
 def _field(name: str, found: Any) -> Any:
@@ -123,22 +123,22 @@ def _field(name: str, found: Any) -> Any:
 
 def checkpoint(of: Checkpoint) -> Shape:
     if of.damaged is not None:
-        return _fields(of, "id session seq damaged")
+        return _fields(of, "id", "session", "seq", "damaged")
     run = of.run
-    return _fields(of, _CHECKPOINT) | {
+    return _fields(of, *_CHECKPOINT) | {
         "tags": list(of.tags),
-        "pending": [_fields(call, "id name arguments") for call in of.pending],
+        "pending": [_fields(call, "id", "name", "arguments") for call in of.pending],
         "run": None if run is None else {"id": run.id, "turn": run.turn},
     }
 
 
 def session(of: SessionInfo) -> Shape:
     head = None if of.head is None else checkpoint(of.head)
-    return _fields(of, "name agent checkpoints damaged") | {"head": head}
+    return _fields(of, "name", "agent", "checkpoints", "damaged") | {"head": head}
 
 
 def operation(of: Operation) -> Shape:
-    return _fields(of, "session number kind created_at summary way_back details")
+    return _fields(of, "session", "number", "kind", "created_at", "summary", "way_back", "details")
 
 
 def event(of: Checkpoint | Operation) -> Shape:
@@ -174,12 +174,11 @@ def changes(of: Iterable[Change]) -> list[Shape]:
 
 
 def pending(of: Pending) -> Shape:
-    names = "session key name state arguments idempotency_key run turn since"
-    return _fields(of, names) | {"partial": value(list(of.partial))}
+    return _fields(of, *of._fields) | {"partial": value(list(of.partial))}
 
 
 def made_call(of: MadeCall) -> Shape:
-    return _fields(of, " ".join(of._fields))
+    return _fields(of, *of._fields)
 
 
 def abandoned(of: Abandoned) -> Shape:
@@ -188,12 +187,14 @@ def abandoned(of: Abandoned) -> Shape:
 
 def totals(of: Totals) -> Shape:
     runs = {run: usage(spent) for run, spent in of.runs.items()}
-    return _fields(of, "path inherited spent children") | {"runs": runs}
+    return _fields(of, "path", "inherited", "spent", "children") | {"runs": runs}
 
 
 def plan(of: Plan) -> Shape:
-    verdicts = [_fields(v.checkpoint, "id seq") | _fields(v, "keep reason") for v in of.verdicts]
-    return _fields(of, "session whole") | {"verdicts": verdicts}
+    verdicts = [
+        _fields(v.checkpoint, "id", "seq") | _fields(v, "keep", "reason") for v in of.verdicts
+    ]
+    return _fields(of, "session", "whole") | {"verdicts": verdicts}
 
 
 def problem(of: Problem) -> Shape:
@@ -202,7 +203,7 @@ def problem(of: Problem) -> Shape:
 
 def report(of: Report) -> Shape:
     problems = [problem(p) for p in of.problems]
-    return _fields(of, "ok sessions checkpoints loadable") | {"problems": problems}
+    return _fields(of, "ok", "sessions", "checkpoints", "loadable") | {"problems": problems}
 
 
 def repair(of: RepairResult) -> Shape:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from holdfast import Checkpoint, Session, Store
-    from holdfast.json import Shape
-    from holdfast.web.params import Params
+from holdfast import Checkpoint, Session, Store
+from holdfast.json import Shape
+from holdfast.web.params import Params
 
 _POINTS = 400
 """About how many points one answer has."""

@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
-from holdfast import json
+from holdfast import Checkpoint, Operation, Store, json
 from holdfast.errors import HoldfastError
 from holdfast.web.render import row
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from holdfast import Checkpoint, Operation, Store
 
 ENDING = "holdfast.ending"
 """The key of a request's scope for an asyncio.Event, which the server sets when it ends."""

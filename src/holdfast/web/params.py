@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from holdfast import Checkpoint, Session, Store
 from holdfast import json as holdfast_json
 from holdfast.errors import (
     Conflict,
@@ -21,13 +23,6 @@ from holdfast.errors import (
     TooBig,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
-
-    from holdfast import Checkpoint, Session, Store
 
 MOST = 1_000
 """Rows in one answer, at most."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast import json
-
-if TYPE_CHECKING:
-    from holdfast.json import Shape
-
+from holdfast.json import Shape
 
 LONGEST = 4_000
 """Characters of a string that is not cut."""

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
 
-from holdfast import json
+from holdfast import Checkpoint, Hit, Store, json
+from holdfast.json import Shape
 from holdfast.web.params import Answer, Params
 from holdfast.web.render import fitting, row
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from holdfast import Checkpoint, Hit, Store
-    from holdfast.json import Shape
 
 _HITS = 50_000
 """Hits that are compared for one answer, at most."""

@@ -8,36 +8,30 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from holdfast import Store
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.web import search
 from holdfast.web.api import ACTIONS, READS
 from holdfast.web.auth import Guard
 from holdfast.web.events import ENDING, Feed, events
 from holdfast.web.params import error_answer, get_endpoint, post_endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from holdfast import Store
-
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HERE = Path(__file__).parent
