@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast import HoldfastError, InvalidRequest, NotFound, Retention, ToolCall, Unavailable
 from holdfast.importers import import_, import_s0, import_s1, import_s2, import_s3, untrusted
-from holdfast.importers.checkpoints.conversations import COLUMNS
-from holdfast.importers.checkpoints.foreign import CheckpointEntry
+from holdfast.importers.checkpoints import COLUMNS, CheckpointEntry
 from holdfast.importers.save import Content, Imported
 from tests.docs.test_pages import run as run_page
 from tests.support.stores import Home

@@ -14,10 +14,14 @@ import apsw
 
 from holdfast import Store
 from holdfast.errors import InvalidRequest
-from holdfast.importers.checkpoints.agent_steps import import_s1
-from holdfast.importers.checkpoints.conversations import COLUMNS, TABLE, import_s3
-from holdfast.importers.checkpoints.session_files import import_s0
-from holdfast.importers.checkpoints.whatif_store import import_s2
+from holdfast.importers.checkpoints import (
+    COLUMNS,
+    TABLE,
+    import_s0,
+    import_s1,
+    import_s2,
+    import_s3,
+)
 from holdfast.importers.save import Imported
 from holdfast.importers.transcripts import claude_code, codex, openai_chat
 from holdfast.importers.transcripts.claude_code import import_claude_code

@@ -1,1 +1,0 @@
-"""Importers of checkpoints that other stores keep."""
