@@ -7,6 +7,8 @@ A transcript is a session with the name "project/session". The name of a subagen
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import anyio
 from claude_agent_sdk import SessionStore, fold_session_summary
 
-from holdfast import Usage
+from holdfast import Checkpoint, Session, SessionInfo, Store, Usage
 from holdfast.adapters.base import (
     Host,
     Hosted,
@@ -26,12 +28,10 @@ from holdfast.adapters.base import (
     sessions_below,
     value_at,
 )
+from holdfast.aio import Lane
 from holdfast.errors import HeadMoved, InvalidRequest, NotFound, SessionNotFound
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-
     from claude_agent_sdk import (
         SessionKey,
         SessionListSubkeysKey,
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
         SessionStoreListEntry,
         SessionSummaryEntry,
     )
-
-    from holdfast import Checkpoint, Session, SessionInfo, Store
-    from holdfast.aio import Lane
 
     Entry = dict[str, Any]
 

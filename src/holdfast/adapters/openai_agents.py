@@ -7,6 +7,8 @@ the calls that are not among the items, and "run_state", a run that waits for ap
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
@@ -15,7 +17,7 @@ from agents.lifecycle import RunHooksBase
 from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 from agents.tool_context import ToolContext
 
-from holdfast import ToolCall, Usage
+from holdfast import Checkpoint, Operation, Session, Store, ToolCall, Usage
 from holdfast.adapters.base import (
     Host,
     Hosted,
@@ -25,13 +27,10 @@ from holdfast.adapters.base import (
     read_head,
     retried_on,
 )
-from holdfast.adapters.tool_log import ToolLog
+from holdfast.adapters.tool_log import Entry, ToolLog
 from holdfast.errors import HeadMoved, InDoubt, InvalidRequest
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
     from agents import (
         Agent,
         ModelResponse,
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
         Tool,
         TResponseInputItem,
     )
-
-    from holdfast import Checkpoint, Operation, Session, Store
-    from holdfast.adapters.tool_log import Entry
 
     Item = dict[str, Any]
     Hooks = RunHooksBase[Any, Any]

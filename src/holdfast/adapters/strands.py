@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -21,7 +23,7 @@ from strands.storage.storage import _EPHEMERAL
 from strands.types.exceptions import StorageError
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
-from holdfast import ToolCall, Usage
+from holdfast import Checkpoint, Session, Store, ToolCall, Usage
 from holdfast.adapters.base import (
     Host,
     Hosted,
@@ -43,16 +45,12 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import AsyncGenerator, Callable, Iterator
-
     from strands.hooks import HookRegistry
     from strands.middleware import ExecuteToolContext, MiddlewareNext
     from strands.session.snapshot_session_manager import SaveLatestStrategy
     from strands.types.agent import LocalAgent
     from strands.types.events import TypedEvent
 
-    from holdfast import Checkpoint, Session, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")

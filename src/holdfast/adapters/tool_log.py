@@ -7,12 +7,10 @@ the state, so rewinds, forks and undo take it along.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    Entry = dict[str, Any]
+Entry = dict[str, Any]
 
 
 class ToolLog:

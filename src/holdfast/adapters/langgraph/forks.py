@@ -1,4 +1,4 @@
-"""What a fork or a rewind of a thread means for its history, and for its subgraphs.
+"""The history of forked threads, and where subgraphs continue after a fork or a rewind.
 
 A fork shares the history of the session that it was forked from:
 `store.session("ada").fork("eve", at=B)` makes eve a thread that continues from B:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from holdfast import Notes
+from holdfast import Checkpoint, Notes
 from holdfast.adapters.langgraph.forks import is_placeholder
 from holdfast.adapters.langgraph.names import AGENT, LINKS, REPLACES, Links, ThreadAddress, id_of
 from holdfast.adapters.langgraph.thread import NewCheckpoint
@@ -14,12 +15,9 @@ from holdfast.adapters.langgraph.writes import WriteLog, in_attempt
 from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 
-    from holdfast import Checkpoint
     from holdfast.adapters.langgraph.saver import HoldfastSaver
     from holdfast.adapters.langgraph.thread import Namespace, Threads
 

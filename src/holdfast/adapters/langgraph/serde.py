@@ -19,6 +19,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Self, cast
 
@@ -312,12 +313,9 @@ _fields_of, _extra_of = operator.attrgetter("__dict__"), operator.attrgetter("__
 _values_of, _join = dict.values, chain.from_iterable
 _SPARE = 64
 """A channel remembers this many items, plus twice the length of its list."""
-_COLUMNS = (
-    "_dicts", "_empty", "_extras", "_fields", "_items", "_iterables", "_messages", "_sized",
-    "_sizes", "_types", "_values",
-)  # fmt: skip
 
 
+@dataclass(eq=False, slots=True)
 class Snapshot:
     """The parts of some values at one moment, to see later whether one was changed in place.
 
@@ -329,29 +327,23 @@ class Snapshot:
     that cannot be seen. Its snapshot is not `certain`, and is never current.
     """
 
-    __slots__ = (*_COLUMNS, "certain")
-
-    _empty: Any
+    certain: bool = True
+    _empty: Any = field(default_factory=list)
     """Lists and dicts without items."""
-    _messages: Any
+    _messages: Any = field(default_factory=list)
     """Messages, with their types, their fields (`__dict__`) and their extra fields."""
-    _types: Any
-    _fields: Any
-    _extras: Any
-    _sized: Any
+    _types: Any = field(default_factory=list)
+    _fields: Any = field(default_factory=list)
+    _extras: Any = field(default_factory=list)
+    _sized: Any = field(default_factory=list)
     """Lists, dicts and fields of messages, with their lengths."""
-    _sizes: Any
-    _iterables: Any
+    _sizes: Any = field(default_factory=list)
+    _iterables: Any = field(default_factory=list)
     """Lists and dicts, with their items and keys."""
-    _items: Any
-    _dicts: Any
+    _items: Any = field(default_factory=list)
+    _dicts: Any = field(default_factory=list)
     """Dicts and fields of messages, with their values."""
-    _values: Any
-
-    def __init__(self) -> None:
-        self.certain = True
-        for name in _COLUMNS:
-            setattr(self, name, [])
+    _values: Any = field(default_factory=list)
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -435,6 +427,7 @@ class Snapshot:
         )
 
 
+_COLUMNS = [column.name for column in fields(Snapshot) if column.name != "certain"]
 _message_types: dict[type, bool] = {}
 
 

@@ -16,12 +16,13 @@ import threading
 import time
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast import Notes
+from holdfast import Checkpoint, Notes, Session, Store
 from holdfast.adapters.langgraph import forks
 from holdfast.adapters.langgraph.forks import Ancestry, Position, is_placeholder
 from holdfast.adapters.langgraph.names import (
@@ -48,11 +49,8 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast import Checkpoint, Session, Store
     from holdfast.adapters.langgraph.writes import Note
 
     State = dict[str, Any]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
-from holdfast import Notes
+from holdfast import Checkpoint, Notes
 from holdfast.adapters.langgraph.names import AT, ATTEMPT, COPIED, REPLACES, Links, id_of
 from holdfast.adapters.langgraph.serde import decode
 from holdfast.errors import CheckpointNotFound, Corrupt
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import PendingWrite
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast import Checkpoint
     from holdfast.adapters.langgraph.thread import Namespace
 
     Note = dict[str, Any]
