@@ -22,7 +22,7 @@ from holdfast import storage
 from holdfast.storage import fs, group_commit, memory
 from holdfast.storage.files import session_folders, store_folder
 from holdfast.storage.files.log import SessionLog
-from holdfast.storage.memory import _Order
+from holdfast.storage.ordered_rows import OrderedRows
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.sqlite import wal, writer
 from holdfast.storage.sqlite.backend import SqliteBackend
@@ -331,7 +331,7 @@ def interrupt_next_call(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Non
 
 # A ledger learns of a change that brings a label in another way than of most.
 MOMENTS = [
-    ("memory", _Order, "replace", None), ("files", SessionLog, "add", None),
+    ("memory", OrderedRows, "replace", None), ("files", SessionLog, "add", None),
     ("files", SessionLog, "add", "label"), ("files", SessionLog, "_apply_sweep", "label"),
     ("files", store_folder.StoreFolder, "tell", None), ("files", fs.Batch, "put", None),
     ("files", fs, "write_all", None),

@@ -240,7 +240,7 @@ class Home:
                 yield
         else:  # all of a change or nothing
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(memory, "_Plan", fail)
+                patch.setattr(memory, "Plan", fail)
                 yield
 
 

@@ -68,7 +68,7 @@ def test_a_lease_that_is_none(here: Home, there: Home, facts: dict[str, Any]) ->
     for name in ("fine", "s"):
         here.session(name).save({"n": 1})
     number = here._number("s")
-    row = (number, b"", records.seal_lease(number, facts), 0.0)
+    row = (number, b"", records.seal_lease(number, facts), "", 0.0)
     memory_rows.put(here.store._repository.backend, "leases", (number,), row)
     assert [name for name, _ in here.store.copy(there.store).skipped] == ["s"]
     assert names(there) == ["fine"]

@@ -1,0 +1,157 @@
+"""Rows as a storage without columns of its own keeps them, and the rows that a batch leaves.
+
+A backend needs none of this. It spares a simple one most of the work: it has to keep rows under
+their keys, and to write the changes of a `Plan` together.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from holdfast import clock
+from holdfast.storage.contract import (
+    Delete,
+    DeleteIf,
+    DeleteRange,
+    Insert,
+    Put,
+    Rename,
+    Share,
+    check,
+)
+from holdfast.storage.tables import HEADS, TABLES, Index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from holdfast.storage.contract import Batch, Key, View, Write
+    from holdfast.storage.tables import Row
+
+_ADDED = {"leases": ("boot", "since"), "blobs": ("num", "uses")}
+"""The columns that the storage itself adds to a table."""
+COLUMNS = {name: (*table.columns, *_ADDED.get(name, ())) for name, table in TABLES.items()}
+"""The columns of the stored rows of each table. The first ones are the key."""
+
+
+def key_of(table: str, row: Row) -> Key:
+    """Return the key of a row."""
+    return row[: TABLES[table].key]
+
+
+@cache
+def column(index: Index, name: str) -> Callable[[Row], Any]:
+    """Return a function that takes a stored row, and returns this column of the index."""
+    at = {column: n for n, column in enumerate(COLUMNS[index.table])}
+    if name == "size":
+        return lambda row: len(row[at["body"]])
+    if name == "begin":
+        return lambda row: row[at["body"]][:9]
+    if name == "age":
+        return lambda row: clock.since(row[at["boot"]], row[at["since"]])
+    return itemgetter(at[name])
+
+
+@cache
+def _columns(index: Index) -> list[Callable[[Row], Any]]:
+    return [column(index, name) for name in index.columns]
+
+
+def looked_up(index: Index, row: Row) -> Row:
+    """Return the columns of an index, of a stored row."""
+    return tuple([part(row) for part in _columns(index)])
+
+
+def lease_now(session: int, token: bytes, body: bytes) -> Row:
+    """Return the stored row of a lease whose time starts now."""
+    return session, token, body, clock.boot_id(), clock.elapsed()
+
+
+def check_all(batch: Batch, view: View) -> None:
+    """Raise the refusal of the swap or of a guard of a batch that does not hold in this view."""
+    swap = batch.swap
+    if swap is not None:
+        row = view.get(HEADS, swap.session)
+        if (b"" if row is None else row[1]) != swap.expect:
+            raise swap.refusal()
+    for guard in batch.guards:
+        check(guard, view)
+
+
+class Plan:
+    """The stored rows that a batch leaves, by table and key. A row to be removed is None."""
+
+    def __init__(
+        self,
+        stored: Callable[[str, Key], Row | None],
+        between: Callable[[str, Any, Any], Iterable[Key]],
+        newest_blob: int,
+    ) -> None:
+        self._stored = stored
+        """Returns the row of a table with this key."""
+        self._between = between
+        """Returns the keys of a table with low <= first column < high."""
+        self.newest_blob = newest_blob
+        """The number of the newest blob."""
+        self.rows: dict[tuple[str, Key], Row | None] = {}
+
+    def _get(self, table: str, key: Key) -> Row | None:
+        planned = self.rows.get((table, key), _NOT_PLANNED)
+        return self._stored(table, key) if planned is _NOT_PLANNED else planned
+
+    def _put(self, table: str, row: Row) -> None:
+        self.rows[table, key_of(table, row)] = lease_now(*row) if table == "leases" else row
+
+    def add_all(self, batch: Batch) -> None:
+        """Add the writes of a batch whose guards hold. Raise the error of one that is refused."""
+        if batch.swap is not None:
+            self.add(Put("heads", (batch.swap.session, batch.swap.body)))
+        for write in batch.writes:
+            self.add(write)
+
+    def add(self, write: Write) -> None:
+        """Add a write. Raise its error if it is refused."""
+        match write:
+            case Put(table, row):
+                self._put(table, row)
+            case Insert(table, row, refusal):
+                if self._get(table, key_of(table, row)) is not None:
+                    raise refusal()
+                self._put(table, row)
+            case Rename(session, name, body):
+                old = self._get("sessions", (session,))
+                if old is not None:
+                    self._put("sessions", (session, name, old[2], body))
+            case Delete(table, key):
+                self.rows[table, key] = None
+            case DeleteRange(table, low, high):
+                planned = [key for at, key in self.rows if at == table and low <= key[0] < high]
+                for key in [*self._between(table, low, high), *planned]:
+                    self.rows[table, key] = None
+            case DeleteIf(by, key, name, value, refusal):
+                old = self._get(by.table, key)
+                if old is None or column(by, name)(old) != value:
+                    raise refusal()
+                self.rows[by.table, key] = None
+            case Share():
+                self._share(write)
+
+    def _share(self, share: Share) -> None:
+        digest, body, rewrite, refusal = share
+        old = self._get("blobs", (digest,))
+        if old is not None:
+            _, known, number, uses = old
+            kept = body if rewrite and body is not None else known
+            self.rows["blobs", (digest,)] = (digest, kept, number, uses + 1)
+        elif body is None:
+            raise refusal()
+        else:
+            self.newest_blob += 1
+            # A blob that is removed and written again must not look to gc like the one before.
+            uses = random.getrandbits(32)
+            self.rows["blobs", (digest,)] = (digest, body, self.newest_blob, uses)
+
+
+_NOT_PLANNED: Any = object()
