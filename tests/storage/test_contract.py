@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
-from holdfast.storage.contract import Insert, Share, StaleHead
+from holdfast.storage.contract import Backend, Insert, Share, StaleHead
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.memory import MemoryBackend
 from holdfast.storage.postgres.backend import PostgresBackend
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.storage.contract import Insert, Share
-from holdfast.storage.contract import Backend
-
 
 class TestMemoryBackend(BackendContract):
     durable = False
@@ -34,6 +31,9 @@ class TestMemoryBackend(BackendContract):
 class TestSqliteBackend(BackendContract):
     def make_backend(self, folder: Path) -> Backend:
         return SqliteBackend(folder / "store.db")
+
+    def backup_path(self, folder: Path) -> Path:
+        return folder / "store.db"
 
 
 class TestMemoryStore(StoreContract):
@@ -49,8 +49,13 @@ class TestSqliteStore(StoreContract):
 
 
 class TestFilesBackend(BackendContract):
+    unchecked = ("sessions", "checkpoints", "items", "operations")
+
     def make_backend(self, folder: Path) -> Backend:
         return FilesBackend(folder / "store")
+
+    def backup_path(self, folder: Path) -> Path:
+        return folder / "store"
 
 
 class TestFilesStore(StoreContract):

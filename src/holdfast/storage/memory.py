@@ -160,6 +160,7 @@ class MemoryBackend(Backend, View):
         *,
         erase: bool = False,  # noqa: ARG002 - there is no file to erase
     ) -> bool:
+        self._check_open()
         if progress is not None:
             progress(0, 0)
         return True

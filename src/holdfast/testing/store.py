@@ -17,7 +17,7 @@ from holdfast.errors import (
     SessionNotFound,
 )
 from holdfast.model import ToolCall, Usage
-from holdfast.testing.backend import equal, expect, raises
+from holdfast.testing.checks import equal, expect, raises
 
 if TYPE_CHECKING:
     from pathlib import Path
