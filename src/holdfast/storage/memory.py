@@ -7,11 +7,19 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.errors import InvalidRequest
-from holdfast.format.records import SPACES, position, seal_counter, unseal_counter
+from holdfast.format.records import SPACES, seal_counter, unseal_counter
 from holdfast.storage.contract import Backend, StaleHead, View
 from holdfast.storage.ordered_rows import OrderedRows
-from holdfast.storage.stored_rows import COLUMNS, Plan, check_all, lease_now, looked_up
-from holdfast.storage.tables import INDEXES, JOURNAL, MEASURED, SPANS, TABLES, Index
+from holdfast.storage.stored_rows import (
+    COLUMNS,
+    Plan,
+    check_all,
+    in_order,
+    lease_now,
+    looked_up,
+    sizes,
+)
+from holdfast.storage.tables import INDEXES, TABLES, Index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +54,8 @@ class MemoryBackend(Backend, View):
             name: OrderedRows(COLUMNS[name], table.columns[: table.key])
             for name, table in TABLES.items()
         }
-        self._indexes = {i: OrderedRows(COLUMNS[i.table], i.by, i.only) for i in INDEXES}
+        self._rows = {name: order.rows for name, order in self.tables.items()}
+        self._indexes = {index: in_order(index) for index in INDEXES}
         self._orders = {
             name: [*[self._indexes[i] for i in INDEXES if i.table == name], order]
             for name, order in self.tables.items()
@@ -69,39 +78,17 @@ class MemoryBackend(Backend, View):
             raise InvalidRequest("the store is closed", hint="open it again")
 
     def get(self, index: Index, *key: Any) -> Row | None:
-        if index is SPANS:
-            low = position(key[0], 0)
-            entries = self._indexes[JOURNAL].between(low, position(key[0] + 1, 0))
-            return (key[0], entries[0][0] - low, entries[-1][0] - low + 1) if entries else None
         row = self._indexes[index].rows.get(key)
         return None if row is None else looked_up(index, row)
 
-    def scan(
-        self,
-        index: Index,
-        low: Any = None,
-        high: Any = None,
-        *,
-        prefix: Key = (),
-        limit: int | None = None,
-        reverse: bool = False,
-        floor: Any = None,
-    ) -> list[Row]:
-        order = self._indexes[index]
-        keys = order.between(low, high, prefix=prefix, floor=floor)
-        keys = (keys[::-1] if reverse else keys)[:limit]
-        return [looked_up(index, order.rows[key]) for key in keys]
+    def scan(self, index: Index, low: Any = None, high: Any = None, **how: Any) -> list[Row]:
+        return [looked_up(index, row) for row in self._indexes[index].scan(low, high, **how)]
 
     def count(self, table: str) -> int:
         return len(self.tables[table].keys)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        sizes = {}
-        for name in MEASURED:
-            body = COLUMNS[name].index("body")
-            bodies = [row[body] for row in self.tables[name].rows.values()]
-            sizes[name] = len(bodies), sum(map(len, bodies))
-        return sizes
+        return sizes(self._rows)
 
     def problems(self, session: int | None = None) -> Iterator[str]:  # noqa: ARG002
         yield from ()
@@ -116,14 +103,11 @@ class MemoryBackend(Backend, View):
         with self._lock:
             self._check_open()
             check_all(batch, self)
-            plan = Plan(self._stored, self._keys, self._newest_blob)
+            plan = Plan(self._rows, self._keys, self._newest_blob)
             plan.add_all(batch)
             self._version += 1
             self._newest_blob = plan.newest_blob
             _repeatable(self._apply, plan.rows)
-
-    def _stored(self, table: str, key: Key) -> Row | None:
-        return self.tables[table].rows.get(key)
 
     def _keys(self, table: str, low: Any, high: Any) -> list[Key]:
         return self.tables[table].between(low, high)

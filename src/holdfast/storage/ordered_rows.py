@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from holdfast.storage.contract import Key
     from holdfast.storage.tables import Row
@@ -44,6 +44,11 @@ class OrderedRows:
             return None
         return tuple([row[i] for i in self._at])
 
+    def fill(self, rows: Iterable[Row]) -> None:
+        """Take these rows in place of those that are there."""
+        self.rows = {key: row for row in rows if (key := self.key(row)) is not None}
+        self.keys = sorted(self.rows)
+
     def replace(self, old: Row | None, new: Row | None) -> None:
         """Remove one row and add another one."""
         before, after = self.key(old), self.key(new)
@@ -68,3 +73,17 @@ class OrderedRows:
         if floor is not None and start > 0 and not at_low:
             start -= self.keys[start - 1] >= (*prefix, floor)
         return self.keys[start:stop]
+
+    def scan(
+        self,
+        low: Any = None,
+        high: Any = None,
+        *,
+        prefix: Key = (),
+        limit: int | None = None,
+        reverse: bool = False,
+        floor: Any = None,
+    ) -> list[Row]:
+        """Return the stored rows that such a `View.scan` finds."""
+        keys = self.between(low, high, prefix=prefix, floor=floor)
+        return [self.rows[key] for key in (keys[::-1] if reverse else keys)[:limit]]

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from holdfast import clock
+from holdfast.format.records import MAX_SEQ, SEQ_BITS
 from holdfast.storage.contract import (
     Delete,
     DeleteIf,
@@ -22,10 +23,11 @@ from holdfast.storage.contract import (
     Share,
     check,
 )
-from holdfast.storage.tables import HEADS, TABLES, Index
+from holdfast.storage.ordered_rows import OrderedRows
+from holdfast.storage.tables import HEADS, MEASURED, TABLES, Index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from holdfast.storage.contract import Batch, Key, View, Write
     from holdfast.storage.tables import Row
@@ -64,9 +66,26 @@ def looked_up(index: Index, row: Row) -> Row:
     return tuple([part(row) for part in _columns(index)])
 
 
+def in_order(index: Index, rows: Iterable[Row] = ()) -> OrderedRows:
+    """Return stored rows of a table in the order of an index."""
+    order = OrderedRows(COLUMNS[index.table], index.by, index.only)
+    order.fill(rows)
+    return order
+
+
 def lease_now(session: int, token: bytes, body: bytes) -> Row:
     """Return the stored row of a lease whose time starts now."""
     return session, token, body, clock.boot_id(), clock.elapsed()
+
+
+def sizes(tables: Mapping[str, Mapping[Key, Row]]) -> dict[str, tuple[int, int]]:
+    """Return what `View.sizes` returns for tables with these rows."""
+    found = {}
+    for name in MEASURED:
+        body = COLUMNS[name].index("body")
+        bodies = [row[body] for row in tables[name].values()]
+        found[name] = len(bodies), sum(map(len, bodies))
+    return found
 
 
 def check_all(batch: Batch, view: View) -> None:
@@ -85,21 +104,28 @@ class Plan:
 
     def __init__(
         self,
-        stored: Callable[[str, Key], Row | None],
-        between: Callable[[str, Any, Any], Iterable[Key]],
-        newest_blob: int,
+        tables: Mapping[str, Mapping[Key, Row]],
+        between: Callable[[str, Any, Any], Iterable[Key]] | None = None,
+        newest_blob: int | None = None,
     ) -> None:
-        self._stored = stored
-        """Returns the row of a table with this key."""
-        self._between = between
-        """Returns the keys of a table with low <= first column < high."""
+        """Plan for tables with these rows.
+
+        `between` returns the keys of a table with low <= first column < high. Without it, and
+        without the number of the newest blob, all rows of the table are looked at.
+        """
+        self._tables = tables
+        self._between = between or self._look_between
+        if newest_blob is None:
+            newest_blob = max([row[2] for row in tables["blobs"].values()], default=0)
         self.newest_blob = newest_blob
-        """The number of the newest blob."""
         self.rows: dict[tuple[str, Key], Row | None] = {}
+
+    def _look_between(self, table: str, low: Any, high: Any) -> list[Key]:
+        return [key for key in self._tables[table] if low <= key[0] < high]
 
     def _get(self, table: str, key: Key) -> Row | None:
         planned = self.rows.get((table, key), _NOT_PLANNED)
-        return self._stored(table, key) if planned is _NOT_PLANNED else planned
+        return self._tables[table].get(key) if planned is _NOT_PLANNED else planned
 
     def _put(self, table: str, row: Row) -> None:
         self.rows[table, key_of(table, row)] = lease_now(*row) if table == "leases" else row
@@ -120,6 +146,8 @@ class Plan:
                 if self._get(table, key_of(table, row)) is not None:
                     raise refusal()
                 self._put(table, row)
+                if table == "journal":
+                    self._count(row[0] >> SEQ_BITS, 1, (row[0] & MAX_SEQ) + 1)
             case Rename(session, name, body):
                 old = self._get("sessions", (session,))
                 if old is not None:
@@ -130,6 +158,8 @@ class Plan:
                 planned = [key for at, key in self.rows if at == table and low <= key[0] < high]
                 for key in [*self._between(table, low, high), *planned]:
                     self.rows[table, key] = None
+                if table == "journal":
+                    self._count(low >> SEQ_BITS, high - low, high - low)
             case DeleteIf(by, key, name, value, refusal):
                 old = self._get(by.table, key)
                 if old is None or column(by, name)(old) != value:
@@ -137,6 +167,11 @@ class Plan:
                 self.rows[by.table, key] = None
             case Share():
                 self._share(write)
+
+    def _count(self, session: int, first: int, after: int) -> None:
+        """Note which entries a journal has. Numbers of entries that are removed stay used."""
+        _, known_first, known_after = self._get("spans", (session,)) or (session, 1, 1)
+        self._put("spans", (session, max(first, known_first), max(after, known_after)))
 
     def _share(self, share: Share) -> None:
         digest, body, rewrite, refusal = share

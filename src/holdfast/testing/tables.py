@@ -884,6 +884,22 @@ class TablesContract:
             equal((found, view.get(SPANS, number)), ([1, 2, 3, 4, 5], (number, 1, 6)))
         backend.close()
 
+    def test_the_number_of_an_entry_is_never_used_again(self, tmp_path: Path) -> None:
+        """The span of a journal stays when its entries are removed."""
+        backend = self.make_backend(tmp_path)
+        filled = self.filled(backend)
+        number, at = filled.session, filled.at
+        gone = DeleteRange("journal", at(0), at(4))
+        equal(backend.commit_all(self.gc(), [self.sweep(filled, gone)]), [True])
+        backend.compact()
+        with backend.view() as view:
+            equal(view.scan(JOURNAL, at(0), at(9)), [])
+            equal(view.get(SPANS, number), (number, 4, 4))
+        backend.commit(change(number, 3, entry(number, 4)))
+        with backend.view() as view:
+            equal(view.get(SPANS, number), (number, 4, 5))
+        backend.close()
+
     # -- several batches -----------------------------------------------------------------------
 
     def gc(self) -> Batch:
