@@ -73,7 +73,7 @@ def entry(name: str, guard: str, address: str, value: Any) -> Mutant:
 
 def named(name: str) -> Mutant:
     """Return a mutant of the engine, for a child program that gets its name."""
-    for room in ("files", "runs", "maintenance", "storage", "history"):
+    for room in ("files", "runs", "maintenance", "storage", "history", "contract"):
         importlib.import_module(f"{__name__}.{room}")
         if name in MUTANTS:
             break

@@ -468,9 +468,10 @@ class TablesContract:
             backend.commit(change(number, n + 1, Share(digest, b"blob", False, MissingReference)))
         found: list[Row] = []
         with backend.view() as view:
-            while page := view.scan(BLOB_USES, found[-1][0] + 1 if found else 1, limit=2):
-                found += page
+            for _ in range(4):
+                page = view.scan(BLOB_USES, found[-1][0] + 1 if found else 1, limit=2)
                 expect(len(page) <= 2)
+                found += page
         equal(sorted(row[1] for row in found), sorted(digests))
         equal([row[0] for row in found], sorted({row[0] for row in found}))
         backend.close()
@@ -1081,6 +1082,7 @@ class TablesContract:
                 [row] = view.scan(LEASES, number)
                 found = view.get(LEASES, number)
                 equal(found and found[:3], row[:3])
+                expect(found is not None and found[3] >= row[3])
                 return float(row[3])
 
         time.sleep(0.1)
