@@ -69,15 +69,15 @@ class LogBackend(Backend):
     read_only = False
 
     def __init__(self, path: Path) -> None:
-        self.path, self._version, self._lock = path, 0, threading.RLock()
+        self.path, self._version, self._lock = fs.absolute(path), 0, threading.RLock()
         self._failed = ""  # why nothing can be written any more
         with ExitStack() as stack:
-            stack.enter_context(fs.locked(f"{path}.lock", 0.0))  # one process at a time
-            if not path.exists():
+            stack.enter_context(fs.locked(f"{self.path}.lock", 0.0))  # one process at a time
+            if not self.path.exists():
                 first = [(space, seal_counter(space, 1)) for space in SPACES]
-                fs.replace(path, line({("counters", row[:1]): row for row in first}))
-            self._now = read(path)
-            self._log = os.open(path, os.O_WRONLY)
+                fs.replace(self.path, line({("counters", row[:1]): row for row in first}))
+            self._now = read(self.path)
+            self._log = os.open(self.path, os.O_WRONLY)
             self._owned: ExitStack | None = stack.pop_all()
 
     def _check_open(self) -> None:
@@ -130,7 +130,7 @@ class LogBackend(Backend):
     def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
         with self._writing():
             self.commit(first)
-            done = [False for _ in rest]
+            done = [False] * len(rest)
             for n, batch in enumerate(rest):
                 with suppress(StaleHead):
                     self.commit(batch)

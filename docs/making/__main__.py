@@ -17,10 +17,13 @@ def made() -> dict[str, str]:
     shapes = (ROOT / "docs/json.md").read_text("utf-8")
     cli = (ROOT / "docs/cli.md").read_text("utf-8")
     cli = put(cli, "commands", commands.reference())
+    backend = (ROOT / "docs/writing_a_backend.md").read_text("utf-8")
+    example = (ROOT / "examples/log_backend.py").read_text("utf-8")
     return {
         "README.md": put(readme, "measures", measures.table(benchmarks)),
         "docs/cli.md": put(cli, "exit codes", commands.exit_codes()),
         "docs/log.svg": picture.svg(),
+        "docs/writing_a_backend.md": put(backend, "example", f"```python\n{example}```"),
         "src/holdfast/web/openapi.json": openapi.text(shapes, __version__),
     }
 

@@ -115,6 +115,8 @@ def _log_damage(session: str, error: HoldfastError) -> None:
 class Store:
     """The sessions of one storage. Made by open(); `with` closes it at the end.
 
+    `Store(backend)` opens a store on a backend of your own.
+
     A store is safe to use from many threads, and in the child after os.fork().
     """
 

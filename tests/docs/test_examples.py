@@ -86,6 +86,11 @@ def test_approval(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_log_backend(tmp_path):
+    """It only defines a backend. tests/storage/test_log_backend.py tests that."""
+    assert run("log_backend.py", tmp_path) == ""
+
+
 def test_every_example_is_tested():
     tests = [name.removeprefix("test_") for name in globals() if name.startswith("test_")]
     assert {p.stem for p in EXAMPLES.glob("*.py")} == {*tests} - {"every_example_is_tested"}

@@ -25,7 +25,7 @@ def fresh() -> dict[str, str]:
     return made()
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/cli.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/cli.md", "docs/writing_a_backend.md"])
 def test_pages_are_up_to_date(path, fresh):
     assert (ROOT / path).read_text("utf-8") == fresh[path], f"{path} {AGAIN}"
 

@@ -85,7 +85,8 @@ class Absent(NamedTuple):
 class Insert(NamedTuple):
     """A new row. It is refused if there is one with its key.
 
-    A backend may also refuse a second row with a name or an id that must be unique.
+    A backend may also refuse a second row with a name or an id that must be unique. A new session
+    comes with an Absent for its name: a backend checks one of the two.
     """
 
     table: str
@@ -101,7 +102,10 @@ class Put(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A new name and body of a session. It is refused if another session has the name."""
+    """A new name and body of a session. It is refused if another session has the name.
+
+    It comes with an Absent for the name: a backend checks one of the two.
+    """
 
     session: int
     name: bytes
@@ -290,7 +294,8 @@ class Backend(Protocol):
         Return which of the others were written. They are durable even in a store that otherwise
         does not wait for the disk. Raises the refusal of the first one, and writes nothing then.
         No other `commit_all` runs meanwhile, and no batch that guards or writes counters.
-        A batch that only removes data, with DeleteIf, may be made later, by `compact`.
+        A batch that only removes data, with DeleteIf, may be made later, by `compact`. So may the
+        removal of entries of a journal.
         """
         ...
 

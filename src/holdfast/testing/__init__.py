@@ -11,7 +11,8 @@
             return Store(MyBackend(folder))
 
 `make_backend` and `open_store` are called again with the same folder to reopen what is there; a
-backend that keeps nothing (`durable = False`) is not asked to.
+backend that keeps nothing (`durable = False`) is not asked to. docs/writing_a_backend.md shows a
+backend, and explains the other attributes.
 """
 
 from holdfast.testing.backend import BackendContract

@@ -225,7 +225,7 @@ def everything(filled: Filled, stream: int) -> list[Write]:
 
 
 class TablesContract:
-    """What every backend keeps, row by row. Subclasses say how their backend is made."""
+    """The tables, row by row. A subclass makes the backend."""
 
     durable = True
     """Whether a store outlives its backend."""
@@ -828,7 +828,7 @@ class TablesContract:
         backend.close()
 
     def test_a_batch_is_written_whole_or_not_at_all(self, tmp_path: Path) -> None:
-        """Whatever refuses a batch with rows of all tables, none of these rows is there."""
+        """A batch with rows of all tables is refused in several ways, and leaves none of them."""
         backend = self.make_backend(tmp_path)
         filled = self.filled(backend)
         number, stream = filled.session, backend.reserve("stream", 1)
