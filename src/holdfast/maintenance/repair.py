@@ -31,6 +31,8 @@ from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.repository import StoredData
 from holdfast.storage.rows import PAGE, Address, JournalRow, KeyRow, OperationRow, SessionRow
+from holdfast.storage.tables import COUNTERS
+from holdfast.storage.tally import faulty_counters, new_counter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +96,7 @@ def repair(backend: Backend) -> RepairResult:
 
     A session that cannot be repaired is logged and skipped; the report names its damage.
     """
-    backend.reindex()
+    backend.salvage()
     rebuilt = ("counters",) if _recount(backend) else ()
     numbers = list(_numbers(backend))
     done: dict[int, _Done] = {}
@@ -116,15 +118,20 @@ def repair(backend: Backend) -> RepairResult:
 
 
 def _recount(backend: Backend) -> bool:
-    """Replace the counters if one is damaged; return whether that was necessary."""
+    """Replace the damaged counters; return whether there were any."""
     with open_reader(backend) as reader:
         try:
             if not [*reader.check_counters()]:
                 return False
-        except Corrupt:
-            pass  # the table of counters is damaged
-    with open_reader(backend) as reader:  # the damage may have ended the reader above
-        backend.recount(_used(reader))
+        except Corrupt:  # the table of counters cannot be read; verify reports it
+            return False
+        used = _used(reader)
+        rows: dict[str, bytes] = dict(reader.view.scan(COUNTERS))
+    for space, _ in faulty_counters(rows, used):
+        with suppress(StaleHead):  # another process has replaced it
+            backend.commit(
+                changes.replace_counter(space, rows.get(space), new_counter(space, used))
+            )
     return True
 
 
@@ -270,7 +277,7 @@ def _session(backend: Backend, number: int) -> _Done:
         if missing or skipped:
             _give_up(backend, number, missing + skipped)
         with suppress(Corrupt):  # a whole table is damaged; verify reports it
-            rebuilt += ["log"] * (backend.accept(number) and not forgotten)
+            rebuilt += ["log"] * (backend.salvage(accept=number) and not forgotten)
             forgotten += _fill_journal(backend, number)
     return _Done(moved, tuple(rebuilt), tuple(missing), tuple(forgotten))
 

@@ -397,6 +397,12 @@ def _turned(space: str) -> Put:
     return Put("counters", (space, seal_counter(space, Turnover.new())))
 
 
+def replace_counter(space: str, expect: bytes | None, body: bytes) -> Batch:
+    """Return the batch that replaces a counter's row. StaleHead is raised if it has changed."""
+    guard = Equals(COUNTERS, (space,), "body", expect, StaleHead)
+    return Batch(guards=[guard], writes=[Put("counters", (space, body))])
+
+
 def row_taken() -> Corrupt:
     """Return the error for a new row whose key is taken."""
     return Corrupt("a row that is about to be written exists already")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from holdfast.storage.tables import Index, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -261,7 +261,7 @@ class View(Protocol):
     def problems(self, session: int | None = None) -> Iterator[str]:
         """Yield descriptions of damage in the storage's own structures.
 
-        With a session, only those that `Backend.accept` accepts for it.
+        With a session, only those that `Backend.salvage` accepts for it.
         """
         ...
 
@@ -317,29 +317,21 @@ class Backend(Protocol):
         """
         ...
 
-    def reindex(self) -> None:
-        """Rebuild the storage's indexes from the rows that they index, where possible.
+    def salvage(self, accept: int | None = None) -> bool:
+        """Rebuild damaged structures of the storage itself, such as indexes, from the rows left.
 
-        Only undamaged rows are used. Index entries of damaged rows are kept: otherwise a name that
-        is taken would look free.
+        Only undamaged rows decide. Index entries of damaged rows are kept: otherwise a name that is
+        taken would look free. No sound row that can be read is lost. Damage that cannot be repaired
+        without guessing stays, and `View.problems` describes it.
+
+        With a session, accept instead the loss that `Reader.damage` describes. Everything that was
+        found of the lost rows is kept. From then on, only these remains show the loss.
+
+        Other processes see the store as it was, or as it is when this returns. Return whether
+        anything was changed; a second call changes nothing. Raises Unavailable if the storage
+        fails, and Corrupt if the damage does not allow even this. Nothing is changed then.
         """
         ...
-
-    def recount(self, used: Mapping[str, int]) -> None:  # noqa: ARG002
-        """Replace every counter that `Reader.check_counters` names.
-
-        `used` maps each space of numbers to the highest number in use. Most backends need not do
-        this.
-        """
-        return
-
-    def accept(self, session: int) -> bool:  # noqa: ARG002
-        """Accept the loss that `Reader.damage` describes. Return whether there was any.
-
-        Everything that was found of the lost rows is kept. From then on, only these remains show
-        the loss. Most backends have nothing to accept.
-        """
-        return False
 
     def version(self) -> object:
         """Return a value that changes with every commit of any process. Cheap enough to poll."""

@@ -149,8 +149,8 @@ class MemoryBackend(Backend, View):
             progress(0, 0)
         return True
 
-    def reindex(self) -> None:
-        return
+    def salvage(self, accept: int | None = None) -> bool:  # noqa: ARG002 - nothing can be damaged
+        return False
 
     def backup(self, path: Path) -> None:
         raise InvalidRequest(

@@ -50,7 +50,7 @@ from holdfast.storage.tables import (
     TERMS,
     TOMBSTONES,
 )
-from holdfast.storage.tally import Counters, Lease, Span, Tally, Turnover
+from holdfast.storage.tally import Lease, Span, Tally, Turnover, faulty_counters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,7 +306,7 @@ class Reader:
     def check_tally(self, session: int) -> Iterator[str]:
         """Yield a description of each kind of row that a session has lost.
 
-        `Backend.accept` repairs that.
+        `Backend.salvage` accepts that.
         """
         tally = self.tally(session)
         if tally is not None:
@@ -323,10 +323,10 @@ class Reader:
         yield from self.check_counters()
 
     def check_counters(self) -> Iterator[str]:
-        """Yield descriptions of damaged counters, which `Backend.recount` repairs."""
+        """Yield descriptions of damaged counters."""
         rows: dict[str, bytes] = dict(self.view.scan(COUNTERS))
         if rows or self.view.tallied:
-            yield from [wrong for _, wrong in Counters(rows, self._numbers_in_use()).faults()]
+            yield from [wrong for _, wrong in faulty_counters(rows, self._numbers_in_use())]
 
     def _numbers_in_use(self) -> dict[str, int]:
         """Return the highest session number and the highest stream number in use."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import UNREADABLE
 from holdfast.format.records import (
@@ -45,43 +45,30 @@ _RESERVED = 100_000
 """More numbers than all processes together can have reserved without using them."""
 
 
-class Counters:
-    """Finds and replaces damaged rows of the table `counters`.
+def faulty_counters(
+    rows: Mapping[str, bytes], used: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Yield the space of each damaged counter, with a description of the damage.
 
     `used` maps each space of numbers to the highest number in use.
     """
+    for space in (*SPACES, FREED, COPIED):
+        if space not in rows:
+            if space in SPACES:
+                yield space, f"the counter of {space}s is missing"
+            continue
+        try:
+            after = unseal_counter(space, rows[space])
+        except UNREADABLE as e:
+            yield space, e.message
+            continue
+        if after <= used.get(space, 0):
+            yield space, f"the counter of {space}s gives numbers that are in use"
 
-    def __init__(self, rows: Mapping[Any, Any], used: Mapping[str, int]) -> None:
-        self._rows, self._used = rows, used
 
-    def faults(self) -> Iterator[tuple[str, str]]:
-        """Yield the space of each damaged counter, with a description of the damage."""
-        for space in (*SPACES, FREED, COPIED):
-            if space not in self._rows:
-                if space in SPACES:
-                    yield space, f"the counter of {space}s is missing"
-                continue
-            try:
-                after = unseal_counter(space, self._rows[space])
-            except UNREADABLE as e:
-                yield space, e.message
-                continue
-            if after <= self._used.get(space, 0):
-                yield space, f"the counter of {space}s gives numbers that are in use"
-
-    def sound(self) -> list[str]:
-        """Return the spaces of the undamaged counters."""
-        damaged = {space for space, _ in self.faults()}
-        return [s for s in (*SPACES, FREED, COPIED) if s in self._rows and s not in damaged]
-
-    def renewed(self) -> dict[str, bytes]:
-        """Return new rows for the damaged counters. They never give a number a second time."""
-        return {
-            space: seal_counter(
-                space, self._used[space] + _RESERVED if space in SPACES else Turnover.new()
-            )
-            for space, _ in self.faults()
-        }
+def new_counter(space: str, used: Mapping[str, int]) -> bytes:
+    """Return a row that replaces a damaged counter. It never gives a number a second time."""
+    return seal_counter(space, used[space] + _RESERVED if space in SPACES else Turnover.new())
 
 
 class Lease(NamedTuple):

@@ -114,7 +114,7 @@ def test_what_was_copied_while_gc_waited_is_seen(schema: str, level: str) -> Non
             freeing = threads.submit(changes.trim, backend, Trim([], [], copied=0))
             until(lambda: link.execute(WAITS).fetchall() != [])
             body = seal_counter(COPIED, 1)
-            copier.execute(maintain.PUT_COUNTER, (COPIED, body))
+            copier.execute("INSERT INTO counters VALUES (%s, %s)", (COPIED, body))
         with pytest.raises(MissingReference):
             freeing.result()
 

@@ -144,13 +144,9 @@ class FilesBackend(Backend):
         with self._writing() as home:
             return maintain.compact(home, progress)
 
-    def reindex(self) -> None:
+    def salvage(self, accept: int | None = None) -> bool:
         with self._writing() as home:
-            maintain.recount(home)
-
-    def accept(self, session: int) -> bool:
-        with self._writing() as home:
-            return maintain.accept(home, session)
+            return maintain.recount(home) if accept is None else maintain.accept(home, accept)
 
     def reserve(self, space: Literal["session", "stream"], count: int) -> int:
         with self._writing() as home, fs.locked(self.path / LOCKS / "counters", home.timeout):

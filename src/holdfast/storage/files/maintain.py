@@ -309,8 +309,11 @@ def _copy_streams(home: StoreFolder, root: Path) -> None:
         fs.copy(source, target)
 
 
-def recount(home: StoreFolder) -> None:
-    """Replace damaged counters, with numbers above all that are in use."""
+def recount(home: StoreFolder) -> bool:
+    """Replace damaged counters, with numbers above all that are in use.
+
+    Return whether that was necessary.
+    """
     for link in home.links():
         raise link  # raise before anything changes
     with fs.locked(home.root / LOCKS / "counters", home.timeout):
@@ -321,6 +324,8 @@ def recount(home: StoreFolder) -> None:
         except Corrupt:
             counted = {space: store_folder.beyond(home.catalog, space) for space in SPACES}
             store_folder.write(home.root, counted)
+            return True
+    return False
 
 
 def accept(home: StoreFolder, session: int) -> bool:

@@ -36,10 +36,9 @@ from holdfast.storage.postgres.notify import Listener, Notifier
 from holdfast.storage.postgres.pool import Connections
 from holdfast.storage.postgres.reader import PostgresView
 from holdfast.storage.reader import Reader
-from holdfast.storage.tally import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.storage.contract import Batch
@@ -299,26 +298,18 @@ class PostgresBackend(Backend):
                     progress(n, len(tables))
         return not (erase and left_out)
 
-    def reindex(self) -> None:
+    def salvage(self, accept: int | None = None) -> bool:
+        if accept is not None:
+            return self._collect(lambda link: self._accept(link, accept))
         self._check_writable()
         with self._maintenance() as link:
             link.take_your_time()
             for table in schemas.TABLES:
                 self._tend(link, f"REINDEX TABLE {table}")
-            maintain.rehash(link)
+            return maintain.rehash(link)
 
-    def recount(self, used: Mapping[str, int]) -> None:
-        self._check_writable()
-        with self._maintenance() as link, link.transaction():
-            rows: Any = link.execute("SELECT space, body FROM counters FOR UPDATE").fetchall()
-            for space, body in Counters(dict(rows), used).renewed().items():
-                link.execute(maintain.PUT_COUNTER, (space, body))
-
-    def accept(self, session: int) -> bool:
-        def do(link: Link) -> bool:
-            return maintain.add_up_anew(link, Reader(PostgresView(link, self._target)), session)
-
-        return self._collect(do)
+    def _accept(self, link: Link, session: int) -> bool:
+        return maintain.add_up_anew(link, Reader(PostgresView(link, self._target)), session)
 
     def _tend(self, link: Link, sql: str) -> bool:
         """Run a maintenance statement that only an owner may run. Return whether it was done."""

@@ -32,10 +32,6 @@ def alone(link: Link, schema: str) -> Iterator[None]:
         yield
 
 
-PUT_COUNTER = """INSERT INTO counters VALUES (%s, %s)
-ON CONFLICT (space) DO UPDATE SET body = excluded.body"""
-
-
 def write_all(link: Link, first: Batch, rest: Sequence[Batch]) -> list[bool]:
     """Write a batch, and all others that are not refused.
 
@@ -96,14 +92,15 @@ _RENAME_INDEX = (
 _MARKS_INDEX = "SELECT pos, kind, value, body FROM marks WHERE hash <> sha256(value)"
 
 
-def rehash(link: Link) -> None:
-    """Rebuild the hashes of sound rows.
+def rehash(link: Link) -> bool:
+    """Rebuild the hashes of sound rows. Return whether any was wrong.
 
     The hash of a damaged name stays, so that the name stays taken: otherwise a save under this name
     would start a new session. If another session has the same name, the one with the wrong hash
     gets a new name that ends with its number. Its states load; `verify` reports that its hashes do
     not match, because they cover the name.
     """
+    changed = False
     sessions: list[Any] = link.execute(_INDEX_NAMES).fetchall()
     for number, name, body in sessions:
         with suppress(*UNREADABLE):
@@ -113,6 +110,7 @@ def rehash(link: Link) -> None:
                 new = name + b" (session %d)" % number
                 body = records.seal_session(number, new, info)
             link.execute(_RENAME_INDEX, (new, new, body, Int8(number), name))
+            changed = True
     marks: list[Any] = link.execute(_MARKS_INDEX).fetchall()
     for pos, kind, value, body in marks:
         with suppress(*UNREADABLE):
@@ -121,3 +119,5 @@ def rehash(link: Link) -> None:
                 "UPDATE marks SET hash = sha256(value) WHERE pos = %s AND kind = %s AND value = %s"
             )
             link.execute(change, (Int8(pos), kind, value))
+            changed = True
+    return changed

@@ -23,11 +23,11 @@ from holdfast.storage.group_commit import Group, Member, finish_all
 from holdfast.storage.reader import Reader
 from holdfast.storage.sqlite import schema, writer
 from holdfast.storage.sqlite.reader import SqliteView
-from holdfast.storage.sqlite.salvage import is_sound, recount, reindex
+from holdfast.storage.sqlite.salvage import is_sound, reindex
 from holdfast.storage.sqlite.wal import Checkpointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.storage.contract import Batch
@@ -405,19 +405,14 @@ class SqliteBackend(Backend):
                 return self._checkpointer.scrub(tries=_PATIENT_TRIES)
             return self._checkpointer.scrub()
 
-    def reindex(self) -> None:
+    def salvage(self, accept: int | None = None) -> bool:
         with self._transaction() as connection:
-            reindex(connection)
-
-    def recount(self, used: Mapping[str, int]) -> None:
-        with self._transaction() as connection:
-            recount(connection, used)
-
-    def accept(self, session: int) -> bool:
-        with self._transaction() as connection:
+            if accept is None:
+                reindex(connection)
+                return True
             connection.execute("BEGIN IMMEDIATE")
             reader = Reader(SqliteView(connection))
-            done = writer.add_up_anew(connection, reader, session)
+            done = writer.add_up_anew(connection, reader, accept)
             connection.execute("COMMIT")
             return done
 

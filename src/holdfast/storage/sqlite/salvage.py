@@ -20,10 +20,9 @@ from holdfast.format import records as format_records
 from holdfast.format import rows as format_rows
 from holdfast.storage.sqlite.reader import name_hash
 from holdfast.storage.sqlite.schema import SCHEMA, drafted
-from holdfast.storage.tally import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 
 _HEADER, _POINTER, _LINK = 8, 2, 4  # in bytes: of a leaf; to a cell; to another page
@@ -339,6 +338,7 @@ _UNSEALED = {
     "marks": ("pos, kind, value, body", False),
     "tallies": ("session, marks, operations, tombs, lease", True),  # can be computed from rows
     "spans": ("session, first, next", True),
+    "counters": ("space, body", True),
 }
 
 
@@ -691,26 +691,6 @@ def _note_names(connection: apsw.Connection) -> None:
             given = (kept | sound).items()
             connection.executemany(f"INSERT INTO {TWIN} VALUES (?, ?)", given)  # noqa: S608
             take_over(connection, "names")
-
-
-def recount(connection: apsw.Connection, used: Mapping[str, int]) -> None:
-    """Replace damaged counters; replace the whole table if its tree is damaged."""
-    with mending(connection) as source:
-        rows: dict[Any, Any] = {}
-        with suppress(apsw.CorruptError):
-            rows.update(source.execute("SELECT space, body FROM counters"))
-        counters = Counters(rows, used)
-        table = "counters"
-        if not is_sound(source, table):
-            table = TWIN
-            begin_twin(connection, "counters")
-            kept = [(space, rows[space]) for space in counters.sound()]
-            connection.executemany(f"INSERT INTO {TWIN} VALUES (?, ?)", kept)  # noqa: S608
-        new = counters.renewed().items()
-        connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", new)  # noqa: S608
-        if table == TWIN:
-            take_over(connection, "counters")
-    _give_back(connection)
 
 
 def _sessions(source: apsw.Connection) -> Iterator[tuple[int, bytes]]:
