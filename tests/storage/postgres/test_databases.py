@@ -22,7 +22,7 @@ from holdfast.format.records import COPIED, seal_counter
 from holdfast.storage import changes
 from holdfast.storage.changes import Trim
 from holdfast.storage.contract import MissingReference
-from holdfast.storage.postgres import maintain, writer
+from holdfast.storage.postgres import writer
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.postgres.connection import Target, Unconfirmed
 from holdfast.storage.postgres.schema import TABLES
