@@ -13,7 +13,7 @@ from holdfast.format import records, rows
 from holdfast.format.records import Info
 from holdfast.history import revisions
 from holdfast.maintenance import verify
-from holdfast.storage.sqlite import backend, salvage, schema
+from holdfast.storage.sqlite import backend, schema
 from holdfast.storage.sqlite.reader import name_hash
 
 from . import bitrot, subjects
@@ -104,12 +104,17 @@ def test_repair_finds_the_rows_of_pages_that_are_closed(rounds, script):
 def test_mutant_that_mends_in_place(monkeypatch):
     """Only indexes are made anew, and bodies are cast where they are."""
 
-    def cast(connection):
+    def cast(connect):
+        connection = connect()
         for table in ("heads", "checkpoints", "sessions", "items", "blobs"):
             with contextlib.suppress(apsw.CorruptError):
                 connection.execute(f"UPDATE {table} SET body = CAST(body AS BLOB)")
+        with contextlib.suppress(apsw.CorruptError):
+            connection.execute("REINDEX")
+        connection.close()
+        return True
 
-    monkeypatch.setattr(salvage, "put_in_order", cast)
+    monkeypatch.setattr(backend, "salvage", cast)
     known = subject(closed=True)
     places = bitrot.cell_heads(known.files[MAIN], interior=False)
     damages = [(MAIN, damage) for damage in bitrot.some(places, 400)]
@@ -147,12 +152,15 @@ def test_repair_after_damage_to_what_rows_are_found_by():
 
 
 def test_mutant_that_makes_indexes_of_damaged_rows(monkeypatch):
-    def trusting(connection):
+    def trusting(connect):
+        connection = connect()
         connection.execute("REINDEX; DELETE FROM names")
         for number, name in connection.execute("SELECT num, name FROM sessions").fetchall():
             connection.execute("INSERT INTO names VALUES (?, ?)", (name_hash(name), number))
+        connection.close()
+        return True
 
-    monkeypatch.setattr(backend, "reindex", trusting)
+    monkeypatch.setattr(backend, "salvage", trusting)
     failures = str(found_by().failures)
     assert "could be begun anew" in failures
     assert "does not load any more" in failures

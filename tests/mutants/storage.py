@@ -224,16 +224,10 @@ def indexes_must_be_sound(real: Any) -> Any:
     return check
 
 
-@mutant(".storage.sqlite.salvage:is_sound")
+@mutant(".storage.sqlite.salvage:is_damaged")
 def damaged_indexes_stay(real: Any) -> Any:
     """Repair rebuilds damaged indexes."""
-    return lambda *args: True
-
-
-old_pages_stay = entry(
-    "old_pages_stay", "Repair frees the pages of a damaged index.",
-    ".storage.sqlite.salvage:_give_back", nothing,
-)  # fmt: skip
+    return lambda *args: False
 
 
 @mutant(".storage.sqlite.schema:backup")
@@ -271,42 +265,54 @@ def backups_look_at_their_own_name_only(real: Any) -> Any:
 # -- salvage of damaged pages --------------------------------------------------------------------
 
 
+@mutant(".storage.sqlite.salvage:_put_in_place")
+def salvage_forgets_what_others_write(real: Any) -> Any:
+    """Salvage starts again if another process has written to the store."""
+    return lambda new, connect, live, _: real(new, connect, live, live.pragma("data_version"))
+
+
+@mutant(".storage.sqlite.salvage:_Rescue.check")
+def salvage_does_not_check_the_new_file(real: Any) -> Any:
+    """Salvage keeps the old file if the new one lacks a row."""
+    return lambda _: None
+
+
 @mutant(".storage.sqlite.salvage:sightings")
 def salvage_sees_no_pages(real: Any) -> Any:
     """Salvage looks for rows in all pages of the file."""
-    return lambda _: iter(())
+    return lambda *_: iter(())
 
 
-@mutant(".storage.sqlite.salvage:_Judge.is_there")
+@mutant(".storage.sqlite.salvage:_Rescue._is_there")
 def salvage_takes_removed_rows_of_trees(real: Any) -> Any:
     """Salvage leaves rows that gc has removed."""
     return lambda *_: True
 
 
-@mutant(".storage.sqlite.salvage:_Judge.is_left")
+@mutant(".storage.sqlite.salvage:_Rescue._is_left")
 def salvage_takes_removed_rows_of_pages(real: Any) -> Any:
     """Salvage leaves rows of pages that SQLite has freed."""
     return lambda *_: True
 
 
-@mutant(".storage.sqlite.salvage:_Judge.may_be_one")
+@mutant(".storage.sqlite.salvage:_Rescue._may_be_one")
 def salvage_takes_nonsense(real: Any) -> Any:
     """Salvage takes only what can be a row of its table."""
     return lambda *_: True
 
 
-@mutant(".storage.sqlite.salvage:_is_free")
+@mutant(".storage.sqlite.salvage:_Rescue._is_free")
 def salvage_puts_items_beside_packs(real: Any) -> Any:
     """Salvage puts no item where a row with several items has it."""
     return lambda *_: True
 
 
-@mutant(".storage.sqlite.salvage:_set_aside")
+@mutant(".storage.sqlite.salvage:_Rescue._set_aside")
 def salvage_puts_items_as_they_come(real: Any) -> Any:
     """Salvage puts rows with most items first."""
     from holdfast.storage.sqlite import salvage
 
-    return salvage._put
+    return salvage._Rescue._put
 
 
 @mutant(".storage.reader:Reader.check_tally")

@@ -215,8 +215,6 @@ CASES: list[tuple[Any, ...]] = [
      "a_session_loads_without_the_index_of_ids"),
     (storage.damaged_indexes_stay, "storage/sqlite/repair_of_pages",
      "a_damaged_index_is_rebuilt", "forks"),
-    (storage.old_pages_stay, "storage/sqlite/repair_of_pages",
-     "a_damaged_index_is_rebuilt", "sqlite_autoindex_checkpoints_1"),
     (storage.backups_replace_files, "storage/sqlite/backup",
      "a_backup_never_replaces_a_file"),
     (maintenance.backups_are_not_verified, "storage/sqlite/backup",

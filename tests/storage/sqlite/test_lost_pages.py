@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast.format.rows import unseal_items
-from holdfast.storage.sqlite import salvage
+from holdfast.storage.sqlite import pages, salvage
 from holdfast.storage.sqlite.backend import SqliteBackend
 from tests.faults.bitrot import PAGE, Blank, first_pages, flip, headers, length, owners
 from tests.mutants import Mutant, maintenance, storage
@@ -234,7 +234,7 @@ def test_rows_that_lead_to_the_same_pages_are_not_followed_for_ever() -> None:
     leaf = leaf.ljust(at[-1], b"\0") + row * 8
     links = [(n + 1).to_bytes(4, "big") + bytes(PAGE - 4) for n in chain]
     file = io.BytesIO(bytes(PAGE) + leaf * 50 + b"".join(links))
-    found = salvage._all_rows(file, PAGE, 151)
+    found = pages._all_rows(file, PAGE, 151)
     assert len(next(found).columns) == 2
     with pytest.raises(apsw.CorruptError):
         assert len(list(found)) < 0

@@ -23,7 +23,7 @@ from holdfast.storage.group_commit import Group, Member, finish_all
 from holdfast.storage.reader import Reader
 from holdfast.storage.sqlite import schema, writer
 from holdfast.storage.sqlite.reader import SqliteView
-from holdfast.storage.sqlite.salvage import is_sound, reindex
+from holdfast.storage.sqlite.salvage import is_sound, salvage
 from holdfast.storage.sqlite.wal import Checkpointer
 
 if TYPE_CHECKING:
@@ -406,15 +406,19 @@ class SqliteBackend(Backend):
             return self._checkpointer.scrub()
 
     def salvage(self, accept: int | None = None) -> bool:
-        with self._transaction() as connection:
-            if accept is None:
-                reindex(connection)
-                return True
-            connection.execute("BEGIN IMMEDIATE")
-            reader = Reader(SqliteView(connection))
-            done = writer.add_up_anew(connection, reader, accept)
-            connection.execute("COMMIT")
-            return done
+        if accept is not None:
+            with self._transaction() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                reader = Reader(SqliteView(connection))
+                done = writer.add_up_anew(connection, reader, accept)
+                connection.execute("COMMIT")
+                return done
+        with self._transaction():  # so that no other thread writes
+            done = salvage(self._connect)
+        if done:
+            with suppress(apsw.Error):  # the commit is done
+                self._checkpointer.write_back()
+        return done
 
     def version(self) -> object:
         with self._lock, schema.translated(self.path):

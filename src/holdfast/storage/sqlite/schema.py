@@ -239,7 +239,7 @@ def create(path: Path, *, durability: str, parents: bool | None) -> None:
     fs.refuse_network(path.parent)
     try:
         with fs.new_folders(path.parent), drafted(path) as draft:
-            _write_schema(draft, durability=durability)
+            write_schema(draft, durability=durability)
             fs.sync(draft)
             _refuse_leftovers(path)
             os.link(draft, path)
@@ -297,7 +297,7 @@ def remove_logs(path: Path) -> None:
             connection.close()
 
 
-def _write_schema(draft: Path, *, durability: str) -> None:
+def write_schema(draft: Path, *, durability: str) -> None:
     """Write all tables to the main file. Its log must be empty before the file gets its name."""
     connection = connect(draft, durability=durability, read_only=False, timeout=0)
     try:
