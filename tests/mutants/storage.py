@@ -16,7 +16,7 @@ from holdfast.errors import Corrupt, Unavailable
 from holdfast.format import records
 from holdfast.storage.contract import Absent, Batch, DeleteRange, Insert, Put
 from holdfast.storage.tables import KEYS, TERMS
-from tests.mutants import Mutant, entry, mutant, nothing
+from tests.mutants import Mutant, entry, mutant
 
 # -- names ---------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ def tallies_are_not_checked(real: Any) -> Any:
 
 tallies_are_not_written = entry(
     "tallies_are_not_written", "Each commit updates the sums over rows.",
-    ".storage.sqlite.writer:_Statements._sum", nothing,
+    ".storage.sqlite.writer:_tallies", tuple,
 )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ back. All values are bound as parameters.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from holdfast.storage.contract import (
     Present,
     Put,
     Rename,
+    Share,
     StaleHead,
     check,
 )
@@ -33,13 +33,13 @@ from holdfast.storage.tables import LEASES, SESSIONS, SESSIONS_BY_NAME, TABLES
 from holdfast.storage.tally import TALLY_MASK, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from holdfast.storage.contract import Batch, Guard, Refusal, Share, Swap, Write
+    from holdfast.storage.contract import Batch, Guard, Refusal, Swap, Write
     from holdfast.storage.reader import Reader
     from holdfast.storage.tables import Row
 
-_MAX_BINDINGS = 8
+_MAX_BINDINGS = 16
 _MAX_PLAIN = 4
 
 _BEGIN = "BEGIN IMMEDIATE; "
@@ -49,7 +49,8 @@ ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE body = x''"""
 # A blob that is removed and written again must not look to gc like the one before.
 _SHARE = """INSERT INTO blobs (digest, uses, body) VALUES (?, random() & 0xffffffff, ?)
 ON CONFLICT (digest) DO UPDATE SET uses = uses + 1"""
-_REWRITE = _SHARE + ", body = excluded.body"
+_REWRITE = _SHARE + ", body = excluded.body; "
+_SHARE += "; "
 _USE = "UPDATE blobs SET uses = uses + 1 WHERE digest = ?"
 # The most frequent batch is one statement, and so one transaction: it inserts a row into a view of
 # the writing connection, and a trigger writes its parts to the tables.
@@ -75,13 +76,53 @@ ON CONFLICT (session) DO UPDATE SET next = excluded.next WHERE next = NEW.number
 SELECT RAISE(ABORT, 'moved') WHERE changes() <> 1;
 INSERT INTO journal VALUES (NEW.pos, NEW.body);
 END"""
+# Sums over rows, and the second index of names, are kept by triggers of the writing connection.
+_NONE = {"marks": "0", "operations": "0", "tombs": "0", "lease": "NULL"}
+_TALLY = """CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON main.{table} BEGIN
+INSERT INTO tallies VALUES ({session}, {values}) ON CONFLICT (session) DO UPDATE SET {change};
+END"""
+_NAMES = (
+    """CREATE TEMP TRIGGER name_added AFTER INSERT ON main.sessions BEGIN
+INSERT INTO names VALUES (name_hash(NEW.name), NEW.num); END""",
+    """CREATE TEMP TRIGGER name_removed AFTER DELETE ON main.sessions BEGIN
+DELETE FROM names WHERE hash = name_hash(OLD.name); END""",
+    """CREATE TEMP TRIGGER name_changed AFTER UPDATE OF name ON main.sessions BEGIN
+DELETE FROM names WHERE hash = name_hash(OLD.name);
+INSERT INTO names VALUES (name_hash(NEW.name), NEW.num); END""",
+)
 _REFUSALS = (StaleHead, MissingReference, KeyTaken, SessionExists)
 
 
 def prepare(connection: apsw.Connection) -> None:
-    """Create the temporary views through which a connection writes frequent changes."""
-    connection.execute(_APPENDS)
-    connection.execute(_ENTRIES)
+    """Create the temporary views and triggers through which a connection writes."""
+    functions: list[tuple[str, Any, int]] = [
+        ("name_hash", name_hash, 1),
+        ("tally", lambda body: Tally.total([body]), 1),
+        ("lease_tally", Tally.of_lease, 2),
+    ]
+    for name, function, arguments in functions:
+        connection.create_scalar_function(name, function, arguments, deterministic=True)
+    for sql in (_APPENDS, _ENTRIES, *_NAMES, *_tallies()):
+        connection.execute(sql)
+
+
+def _tallies() -> Iterator[str]:
+    """Yield the triggers that keep the tallies."""
+    for table in ("marks", "operations", "tombs"):
+        change = f"{table} = ({table} + excluded.{table}) & {TALLY_MASK}"
+        for event, value in (
+            ("INSERT", "tally(NEW.body)"),
+            ("DELETE", f"(-tally(OLD.body)) & {TALLY_MASK}"),
+        ):
+            session = f"{'NEW' if event == 'INSERT' else 'OLD'}.pos >> {SEQ_BITS}"
+            yield _tally(table, event, session, {table: value}, change)
+    lease = {"lease": "lease_tally(NEW.token, NEW.body)"}
+    yield _tally("leases", "INSERT", "NEW.session", lease, "lease = excluded.lease")
+
+
+def _tally(table: str, event: str, session: str, value: dict[str, str], change: str) -> str:
+    values = ", ".join((_NONE | value).values())
+    return _TALLY.format(table=table, event=event, session=session, values=values, change=change)
 
 
 def write(connection: apsw.Connection, cursor: apsw.Cursor, batch: Batch) -> None:
@@ -186,7 +227,7 @@ def _write(
         statements.check(guard)
     for write in batch.writes:
         statements.add(write)
-    statements.finish(after)
+    statements.execute(after)
 
 
 _PLAIN = {
@@ -231,25 +272,25 @@ def _write_plain(
 
 
 @cache
-def _insert(table: str, *, replace: bool) -> str:
+def _insert(table: str) -> str:
     marks = ", ".join("?" * (len(TABLES[table].columns) + 2 * (table == "leases")))
-    return f"INSERT{' OR REPLACE' * replace} INTO {table} VALUES ({marks})"
+    return f"INSERT INTO {table} VALUES ({marks}); "  # noqa: S608 - our own names
 
 
 @cache
 def _delete(table: str) -> str:
     terms = [f"{column} = ?" for column in TABLES[table].columns[: TABLES[table].key]]
-    return f"DELETE FROM {table} WHERE {' AND '.join(terms)}"  # noqa: S608 - our own names
+    return f"DELETE FROM {table} WHERE {' AND '.join(terms)}; "  # noqa: S608 - our own names
 
 
-_TALLIED = {"marks": 0, "operations": 1, "tombs": 2}
-"""The tables whose rows are summed, with the place of the sum in a tally."""
-_ADD_TALLY = f"""INSERT INTO tallies VALUES (?, ?, ?, ?, ?) ON CONFLICT (session) DO UPDATE SET
-marks = (marks + excluded.marks) & {TALLY_MASK},
-operations = (operations + excluded.operations) & {TALLY_MASK},
-tombs = (tombs + excluded.tombs) & {TALLY_MASK}, lease = ifnull(excluded.lease, lease)"""  # noqa: S608
+@cache
+def _delete_range(table: str) -> str:
+    return f"DELETE FROM {table} WHERE pos >= ? AND pos < ?; "  # noqa: S608
+
+
+_RENAME = "UPDATE sessions SET name = ?, body = ? WHERE num = ?; "
 _SPAN = """INSERT INTO spans VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET
-first = max(first, excluded.first), next = max(next, excluded.next)"""
+first = max(first, excluded.first), next = max(next, excluded.next); """
 
 
 class _Statements:
@@ -259,53 +300,54 @@ class _Statements:
     as a statement.
     """
 
+    __slots__ = ("_connection", "_cursor", "_refusal", "_sql", "_values")
+
     def __init__(self, connection: apsw.Connection, cursor: apsw.Cursor, before: str) -> None:
         self._connection, self._cursor = connection, cursor
         self._sql, self._values = before, list[Any]()
         self._refusal: Refusal | None = None
-        self._sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-        """By session: what the batch adds to its sums."""
-        self._leases: dict[int, bytes] = {}
 
     def _collect(self, sql: str, values: Sequence[Any], refusal: Refusal | None = None) -> None:
-        other = refusal is not None and self._refusal not in (None, refusal)
-        if other or len(self._values) >= _MAX_BINDINGS:
-            self._execute()
-        self._sql += sql + "; "
+        if refusal is not self._refusal and refusal is not None:
+            if self._refusal is not None:
+                self.execute()
+            self._refusal = refusal
+        if len(self._values) >= _MAX_BINDINGS:
+            self.execute()
+            self._refusal = refusal
+        self._sql += sql
         self._values += values
-        self._refusal = self._refusal or refusal
 
-    def _execute(self, sql: str = "", values: Sequence[Any] = ()) -> list[Any]:
-        """Execute what was collected, and one more statement. Return its rows."""
-        text, bindings = self._sql + sql, [*self._values, *values]
-        refusal, self._refusal = self._refusal, None
-        self._sql, self._values = "", []
+    def execute(self, sql: str = "", values: Sequence[Any] = ()) -> None:
+        """Execute what was collected, and one more statement."""
+        text, bindings, refusal = self._sql + sql, self._values, self._refusal
         if not text:
-            return []
+            return
+        bindings += values
+        self._sql, self._values, self._refusal = "", [], None
         try:
-            return self._cursor.execute(text, bindings).fetchall()
+            self._cursor.execute(text, bindings)
         except apsw.ConstraintError as e:
             if refusal is None:
                 raise
             raise refusal() from e
 
-    def _changed(self, sql: str, values: Sequence[Any]) -> bool:
-        """Execute a statement, and return whether it changed a row."""
-        self._execute(sql, values)
-        return self._connection.changes() > 0
+    def _change(self, sql: str, values: Sequence[Any], refusal: Refusal) -> None:
+        """Execute a statement. Raise the refusal unless it changes a row."""
+        self.execute(sql, values)
+        if not self._connection.changes():
+            raise refusal()
 
     def swap(self, swap: Swap) -> None:
         session, expect, body, refusal, _ = swap
         if expect:
-            done = self._changed(_SWAP, (body, session, expect))
+            self._change(_SWAP, (body, session, expect), refusal)
         else:  # a head that was lost
-            done = self._changed(_NEW_HEAD, (session, body))
-        if not done:
-            raise refusal()
+            self._change(_NEW_HEAD, (session, body), refusal)
 
     def check(self, guard: Guard) -> None:
         if guard.by is not SESSIONS_BY_NAME:  # its index refuses a second one
-            self._execute()
+            self.execute()
             check(guard, SqliteView(self._connection))
 
     def add(self, write: Write) -> None:
@@ -313,90 +355,33 @@ class _Statements:
             case Insert(table, row, refusal):
                 self._insert(table, row, refusal)
             case Put(table, row):
-                if table in _TALLIED:
-                    self._delete(table, row[: TABLES[table].key])
+                self._collect(_delete(table), row[: TABLES[table].key])  # triggers see the old row
                 self._insert(table, row, None)
             case Delete(table, key):
-                self._delete(table, key)
+                self._collect(_delete(table), key)
             case DeleteRange(table, low, high):
-                self._delete_range(table, low, high)
+                self._collect(_delete_range(table), (low, high))
+                if table == "journal":
+                    self._collect(_SPAN, (low >> SEQ_BITS, high - low, high - low))
             case DeleteIf(by, key, column, value, refusal):
                 test = f"{COMPUTED.get(column, column)} IS ?"  # a damaged one, too
                 sql = f"DELETE FROM {by.table} WHERE {by.by[0]} = ? AND {test}"  # noqa: S608
-                if not self._changed(sql, (*key, value)):
-                    raise refusal()
-            case Rename():
-                self._rename(write)
-            case _:
-                self._share(write)
+                self._change(sql, (*key, value), refusal)
+            case Rename(session, name, body, refusal):
+                self._collect(_RENAME, (name, body, session), refusal)
+            case Share(digest, None, _, refusal):
+                self._change(_USE, (digest,), refusal)
+            case Share(digest, body, rewrite):
+                self._collect(_REWRITE if rewrite else _SHARE, (digest, body))
 
     def _insert(self, table: str, row: Row, refusal: Refusal | None) -> None:
-        sql = _insert(table, replace=refusal is None)
-        if table in _TALLIED:
-            self._sums[row[0] >> SEQ_BITS][_TALLIED[table]] += Tally.total(row[-1:])
-        elif table == "leases":
+        if table == "leases":
             session, token, body = row
             row = session, token, clock.boot_id(), clock.elapsed(), body
-            self._leases[session] = Tally.of_lease(token, body)
-        self._collect(sql, row, refusal)
-        if table == "sessions":
-            self._collect("INSERT INTO names VALUES (?, ?)", (name_hash(row[1]), row[0]), refusal)
-        elif table == "journal":
+        self._collect(_insert(table), row, refusal)
+        if table == "journal":
             session, number = row[0] >> SEQ_BITS, row[0] & MAX_SEQ
             self._collect(_SPAN, (session, 1, number + 1), refusal)
-
-    def _delete(self, table: str, key: Row) -> None:
-        if table in _TALLIED:
-            self._subtract(table, key[0] >> SEQ_BITS, _delete(table), key)
-        elif table == "sessions":
-            gone = self._execute(_delete(table) + " RETURNING name", key)
-            for (name,) in gone:
-                self._collect("DELETE FROM names WHERE hash = ?", (name_hash(name),))
-        else:
-            self._collect(_delete(table), key)
-        if table == "tallies":
-            self._sums.pop(key[0], None)
-
-    def _delete_range(self, table: str, low: int, high: int) -> None:
-        sql = f"DELETE FROM {table} WHERE pos >= ? AND pos < ?"  # noqa: S608 - our own names
-        if table in _TALLIED:
-            self._subtract(table, low >> SEQ_BITS, sql, (low, high))
-        else:
-            self._collect(sql, (low, high))
-        if table == "journal":
-            session, first = low >> SEQ_BITS, high - low
-            self._collect(_SPAN, (session, first, first))
-
-    def _subtract(self, table: str, session: int, sql: str, values: Sequence[Any]) -> None:
-        """Remove rows that are summed."""
-        gone = self._execute(sql + " RETURNING body", values)
-        self._sums[session][_TALLIED[table]] -= Tally.total([body for (body,) in gone])
-
-    def _rename(self, rename: Rename) -> None:
-        session, name, body, refusal = rename
-        [(old,)] = self._execute("SELECT name FROM sessions WHERE num = ?", (session,))
-        update = "UPDATE sessions SET name = ?, body = ? WHERE num = ?"
-        self._collect(update, (name, body, session), refusal)
-        self._collect("DELETE FROM names WHERE hash = ?", (name_hash(old),), refusal)
-        self._collect("INSERT INTO names VALUES (?, ?)", (name_hash(name), session), refusal)
-
-    def _share(self, share: Share) -> None:
-        digest, body, rewrite, refusal = share
-        if body is not None:
-            self._collect(_REWRITE if rewrite else _SHARE, (digest, body))
-        elif not self._changed(_USE, (digest,)):
-            raise refusal()
-
-    def finish(self, after: str) -> None:
-        self._sum()
-        self._execute(after)
-
-    def _sum(self) -> None:
-        """Update the tallies."""
-        for session in self._sums.keys() | self._leases.keys():
-            sums = [n & TALLY_MASK for n in self._sums[session]]
-            if any(sums) or session in self._leases:
-                self._collect(_ADD_TALLY, (session, *sums, self._leases.get(session)))
 
 
 _RENEW = "UPDATE leases SET boot = ?, since = ? WHERE session = ? AND token = ?"
