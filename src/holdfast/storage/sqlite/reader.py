@@ -42,8 +42,9 @@ _QUERIES = Queries(
     COMPUTED,
     sources={MARKS_BY_VALUE: "marks INDEXED BY marks_by_value"},
 )
-_SPAN_OF_ENTRIES = """SELECT ?1, min(pos) & 0xffffffff, (max(pos) & 0xffffffff) + 1 FROM journal
-WHERE pos BETWEEN ?1 << 32 AND ?1 << 32 | 0xffffffff HAVING count(*) > 0"""
+_SPAN_OF_ENTRIES = schema.SPANS_OF_ROWS.format(
+    "WHERE pos BETWEEN ?1 << 32 AND ?1 << 32 | 0xffffffff"
+)
 
 
 @cache

@@ -40,9 +40,7 @@ def salvage(connect: Callable[[], apsw.Connection]) -> bool:
     thread of this process may write. If another process writes meanwhile, the work starts again.
     """
     for _ in range(_TRIES):
-        with closing(
-            connect()
-        ) as live:  # a new one: SQLite accepts a damaged page that it has kept
+        with closing(connect()) as live:  # a new one, which keeps no damaged page
             path, version = Path(live.filename), live.pragma("data_version")
             if not is_damaged(live):
                 return False
@@ -71,7 +69,7 @@ def salvage(connect: Callable[[], apsw.Connection]) -> bool:
 def is_damaged(source: apsw.Connection) -> bool:
     """Return whether a tree is damaged, or a row is not where it, or its index, says it is."""
     try:
-        if _faults(source, "PRAGMA integrity_check"):
+        if _faults(source, "PRAGMA integrity_check") != "":
             return True
         names: dict[Any, Any] = dict(source.execute("SELECT hash, num FROM names"))
         return names != _names(source, names) or any(_is_odd(source, t) for t in _TABLES)
@@ -79,18 +77,18 @@ def is_damaged(source: apsw.Connection) -> bool:
         return True
 
 
-def is_sound(source: apsw.Connection, table: str | None = None) -> bool:
-    """Return whether the trees of a table and its indexes are sound, or all trees."""
+def is_sound(source: apsw.Connection) -> bool:
+    """Return whether all trees are sound."""
+    return _faults(source, "PRAGMA quick_check") == ""
+
+
+def _faults(source: apsw.Connection, check: str) -> str | None:
+    """Return what SQLite finds wrong with trees; None if it gives up."""
     try:
-        return not _faults(source, f"PRAGMA quick_check{f'({table})' if table else ''}")
+        told = [str(line) for (line,) in source.execute(check)]
     except apsw.CorruptError:
-        return False
-
-
-def _faults(source: apsw.Connection, check: str) -> list[str]:
-    """Return the problems that SQLite finds. Raise CorruptError if it gives up."""
-    told = [str(line) for (line,) in source.execute(check)]
-    return [line for line in told if line != "ok" and not line.startswith(_SAME)]
+        return None
+    return "\n".join(line for line in told if line != "ok" and not line.startswith(_SAME))
 
 
 def _is_odd(source: apsw.Connection, table: _Table) -> bool:
@@ -206,12 +204,6 @@ class _Table(NamedTuple):
     def instead(self) -> int | None:
         """Return the value to use in place of a damaged one in the column `more`."""
         return 0 if self.more == "uses" else None
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Return the columns, each with the field of a row."""
-        given = zip((self.key, self.found_by, "body", self.more), _Row._fields, strict=True)
-        return {column: field for column, field in given if column is not None}
 
     @property
     def select(self) -> str:
@@ -387,7 +379,8 @@ class _Rescue:
 
     def __init__(self, source: apsw.Connection, target: apsw.Connection, table: _Table) -> None:
         self._source, self._target, self._table = source, target, table
-        self._sound = is_sound(source, table.name)
+        told = _faults(source, f"PRAGMA quick_check({table.name})")
+        self._sound = told == ""
         self._index: dict[int, bytes] | None = None
         if table.listing is not None:
             with suppress(apsw.CorruptError):
@@ -399,19 +392,21 @@ class _Rescue:
             not self._sound and table.name in {"items", "blobs"}
         )
         """Whether rows may be taken from pages as well."""
-        self._believed = self._listed is not None and self._only_rows_are_damaged()
+        self._believed = self._listed is not None and self._only_rows_are_damaged(told)
         self._spares = self._salvages or table.name in {"heads", "tombs"}
         """Whether the table can be rebuilt without its unreadable rows."""
+        self._columns = table.key, table.found_by, "body", table.more
+        columns = [column for column in self._columns if column]
+        into, marks = f"{table.name} ({', '.join(columns)})", ", ".join("?" * len(columns))
+        self._insert = f"INSERT OR IGNORE INTO {into} VALUES ({marks})"  # noqa: S608
 
-    def _only_rows_are_damaged(self) -> bool:
-        name = self._table.name
-        try:
-            told = "\n".join(_faults(self._source, f"PRAGMA quick_check({name})"))
-        except apsw.CorruptError:
+    def _only_rows_are_damaged(self, told: str | None) -> bool:
+        if told is None:
             return True  # the index can be read
         sql = "SELECT rootpage FROM sqlite_schema WHERE tbl_name = ? ORDER BY type = 'index'"
-        rows, *indexes = [f"Tree {n} " for (n,) in self._source.execute(sql, (name,))]
-        return rows in told and not any(index in told for index in indexes)
+        trees = self._source.execute(sql, (self._table.name,))
+        rows, *indexes = [f"Tree {n} " in told for (n,) in trees]
+        return rows and not any(indexes)
 
     def _is_there(self, row: _Row) -> bool:
         """Return whether a sealed row of the tree was not removed, as far as can be known."""
@@ -482,13 +477,11 @@ class _Rescue:
 
     def _put(self, row: _Row) -> bool:
         """Write a row. Return False if another one has its key. A blob takes any free key."""
-        table, values = self._table, row._asdict()
-        taken = f"SELECT 1 FROM {table.name} WHERE {table.key} = ?"  # noqa: S608
-        if table.name == "blobs" and self._target.execute(taken, (row.key,)).get:
-            values["key"] = None
-        columns, marks = ", ".join(table.columns), ", ".join("?" * len(table.columns))
-        sql = f"INSERT OR IGNORE INTO {table.name} ({columns}) VALUES ({marks})"  # noqa: S608
-        self._target.execute(sql, [values[field] for field in table.columns.values()])
+        if self._table.name == "blobs":
+            taken = self._target.execute("SELECT 1 FROM blobs WHERE num = ?", (row.key,)).get
+            row = row._replace(key=None) if taken else row  # type: ignore[arg-type]
+        given = zip(self._columns, row, strict=True)
+        self._target.execute(self._insert, [value for column, value in given if column])
         return self._target.changes() == 1
 
     def _set_aside(self, row: _Row) -> bool:

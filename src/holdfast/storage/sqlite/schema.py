@@ -89,7 +89,7 @@ def _add_up(connection: apsw.Connection) -> None:
             for session, *lease in source.execute("SELECT session, token, body FROM leases"):
                 leases[session] = Tally.of_lease(*lease)
         with suppress(apsw.CorruptError):
-            spans += source.execute(SPANS_OF_ROWS)
+            spans += source.execute(SPANS_OF_ROWS.format(""))
     finally:
         source.close()
     tallies = [(number, *sums[number], leases.get(number)) for number in sums.keys() | leases]
@@ -97,8 +97,8 @@ def _add_up(connection: apsw.Connection) -> None:
     connection.executemany("INSERT INTO spans VALUES (?, ?, ?)", spans)
 
 
-SPANS_OF_ROWS = """SELECT pos >> 32, min(pos) & 0xffffffff, (max(pos) & 0xffffffff) + 1 FROM journal
-GROUP BY pos >> 32"""
+SPANS_OF_ROWS = """SELECT pos >> 32, min(pos) & 0xffffffff, (max(pos) & 0xffffffff) + 1
+FROM journal {} GROUP BY pos >> 32"""
 
 # By format version: the statements and functions that upgrade a store to the next version. They run
 # in one transaction when the store is opened.

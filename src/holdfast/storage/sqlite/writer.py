@@ -29,6 +29,7 @@ from holdfast.storage.contract import (
     check,
 )
 from holdfast.storage.sqlite.reader import COMPUTED, SqliteView, name_hash
+from holdfast.storage.sqlite.schema import SPANS_OF_ROWS
 from holdfast.storage.tables import LEASES, SESSIONS, SESSIONS_BY_NAME, TABLES
 from holdfast.storage.tally import TALLY_MASK, Tally
 
@@ -392,9 +393,7 @@ def renew(connection: apsw.Connection, session: int, token: bytes) -> bool:
     return bool(connection.changes())
 
 
-_SPAN_OF_ROWS = """INSERT INTO spans
-SELECT pos >> 32, min(pos) & 0xffffffff, (max(pos) & 0xffffffff) + 1 FROM journal
-WHERE pos BETWEEN ? AND ? GROUP BY pos >> 32
+_SPAN_OF_ROWS = f"""INSERT INTO spans {SPANS_OF_ROWS.format("WHERE pos BETWEEN ? AND ?")}
 ON CONFLICT (session) DO UPDATE SET next = max(next, excluded.next)"""
 
 
