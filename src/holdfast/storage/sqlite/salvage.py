@@ -68,6 +68,7 @@ def salvage(connect: Callable[[], apsw.Connection]) -> bool:
 
 def is_damaged(source: apsw.Connection) -> bool:
     """Return whether a tree is damaged, or a row is not where it, or its index, says it is."""
+    source.execute("BEGIN")  # others may write meanwhile
     try:
         if _faults(source, "PRAGMA integrity_check") != "":
             return True
@@ -75,6 +76,9 @@ def is_damaged(source: apsw.Connection) -> bool:
         return names != _names(source, names) or any(_is_odd(source, t) for t in _TABLES)
     except (apsw.CorruptError, UnicodeDecodeError):
         return True
+    finally:
+        if source.in_transaction:
+            source.execute("ROLLBACK")
 
 
 def is_sound(source: apsw.Connection) -> bool:
