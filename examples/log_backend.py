@@ -165,8 +165,8 @@ class LogBackend(Backend):
         self._check_open()
         fs.create(path, lambda file: file.writelines([line(self._now.everything())]))
 
-    def reindex(self) -> None:
-        """There is nothing to do: a view makes its indexes from the rows."""
+    def salvage(self, accept: int | None = None) -> bool:
+        return False  # there is nothing to do: a view makes its indexes from the rows
 
     def reset_lock(self) -> None:
         self._lock, self._failed = threading.RLock(), "it belongs to the parent process"

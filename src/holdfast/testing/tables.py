@@ -246,8 +246,8 @@ class TablesContract:
 
     def mend(self, backend: Backend, session: int) -> None:
         """Call what repairs a storage."""
-        backend.reindex()
-        backend.accept(session)
+        backend.salvage()
+        backend.salvage(session)
 
     def filled(self, backend: Backend) -> Filled:
         """Write rows to every table."""
