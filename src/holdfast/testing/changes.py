@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import (
     KeyTaken,
     SessionExists,
 )
-from holdfast.format.item_streams import STREAM_BITS, RowWrite, item_row
+from holdfast.format.item_streams import RowWrite, item_row
 from holdfast.format.records import IndexTerm
-from holdfast.format.rows import DENSE, PLAIN, seal_items, unseal_items
+from holdfast.format.rows import DENSE, PLAIN, seal_items
 from holdfast.storage import changes
 from holdfast.storage.changes import Change, Copied, JournalAppend, Notes, Sweep, Trim
 from holdfast.storage.contract import Backend, MissingReference, StaleHead
@@ -38,6 +37,7 @@ from holdfast.storage.rows import (
     OperationRow,
     TombstoneRow,
 )
+from holdfast.testing import tables
 from holdfast.testing.checks import equal, expect, raises
 
 if TYPE_CHECKING:
@@ -50,8 +50,17 @@ def write(backend: Backend, change: Change | JournalAppend) -> None:
     backend.commit(change.batch())
 
 
-class JournalContract:
-    """Journals and leases."""
+def row(stream: int, n: int, item: bytes) -> RowWrite:
+    return item_row(stream, n, 0, [item], refs=False, level=PLAIN)
+
+
+def items(reader: Reader, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
+    """Return the items in a range, however they are spread over rows."""
+    return tables.items(reader.view, stream, start, stop)
+
+
+class ChangesContract:
+    """Changes, journals, sweeps and trims. Rows are opaque, but for those of items."""
 
     durable = True
 
@@ -193,25 +202,6 @@ class JournalContract:
         equal({row for _, row in found}, {b"%d %d" % (a, b) for a in range(4) for b in range(10)})
         backend.close()
 
-
-def row(stream: int, n: int, item: bytes) -> RowWrite:
-    return item_row(stream, n, 0, [item], refs=False, level=PLAIN)
-
-
-def items(reader: Reader, stream: int, start: int, stop: int) -> list[tuple[int, bytes]]:
-    """The items in a range, however they are spread over rows."""
-    out = []
-    for first, body in reader.items(stream, start, stop):
-        ends, data, _ = unseal_items(stream << STREAM_BITS | first, body, "items")
-        for n, (low, high) in enumerate(pairwise([0, *ends]), first):
-            if start <= n < stop:
-                out.append((n, data[low:high]))
-    return out
-
-
-class FreeingContract(JournalContract):
-    """gc frees no row that a writer may need."""
-
     def test_sweep(self, tmp_path: Path) -> None:
         """A sweep skips a session that changed, and frees several others in one call."""
         backend, number = self._begun(tmp_path)
@@ -348,10 +338,6 @@ class FreeingContract(JournalContract):
         with open_reader(backend) as reader:
             expect(reader.turnover().freed not in (0, trimmed), "freeing a checkpoint says so, too")
         backend.close()
-
-
-class ChangesContract(FreeingContract):
-    """Changes of sessions. Rows are opaque here: any bytes will do, but for those of items."""
 
     def test_a_refused_commit_leaves_nothing(self, tmp_path: Path) -> None:
         backend, number = self._begun(tmp_path)
