@@ -153,14 +153,14 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """The kind of storage: "sqlite", "files", "postgresql" or "memory"."""
+        """The kind of storage: "sqlite", "files", "postgresql", "memory", or that of your own."""
         return self._repository.backend.name
 
     @property
     def address(self) -> str | None:
         """The address that opens this store from any folder, without a password.
 
-        None for a store in memory.
+        None for a store in memory, or on a backend of your own.
         """
         return address(self._repository.backend)
 

@@ -79,6 +79,11 @@ def test_after_a_failure_of_the_disk_nothing_more_is_written(
         assert store.session("s").load() == {"n": 1}
 
 
+def test_a_store_on_it_has_a_kind_and_no_address(tmp_path: Path) -> None:
+    with holdfast.Store(LogBackend(tmp_path / "log")) as store:
+        assert (store.kind, store.address) == ("log", None)
+
+
 def test_one_backend_at_a_time_has_the_log(tmp_path: Path) -> None:
     backend = LogBackend(tmp_path / "log")
     with pytest.raises(holdfast.Unavailable):

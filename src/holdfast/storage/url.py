@@ -101,12 +101,12 @@ def is_sqlite_store(path: Path) -> bool:
 def address(backend: Backend) -> str | None:
     """Return the address that opens a store from any folder, without a password.
 
-    None for a store in memory.
+    None for a store in memory, and for a backend that open_backend() does not know.
     """
     path = str(getattr(backend, "path", ""))
     if backend.name == "postgresql":
         return path.partition(" (schema ")[0]
-    if not path:
+    if backend.name not in ("sqlite", "files"):
         return None
     return ("files:" if backend.name == "files" else "") + os.path.abspath(path)
 
