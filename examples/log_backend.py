@@ -100,7 +100,7 @@ class LogBackend(Backend):
 
     @contextmanager
     def _changing_the_disk(self) -> Iterator[None]:
-        """After a failure, nobody knows what the disk has. So nothing more is written then."""
+        """After a failure, the content of the disk is unknown. So nothing more is written then."""
         self._failed = "a write has failed"
         try:
             yield

@@ -64,8 +64,8 @@ JOURNAL = Index("journal", ("pos",), ("pos", "body"))
 TALLIES = Index("tallies", ("session",), ("session", "marks", "operations", "tombs", "lease"))
 TALLIED_LEASES = Index("tallies", ("session",), ("session", "lease"), only="lease")
 SPANS = Index("spans", ("session",), ("session", "first", "next"))
-"""Which entries a journal has. The storage keeps it: a new entry raises `next`, and the removal of
-a range raises `first`. So the number of an entry is never used again."""
+"""The numbers of a journal's entries. The storage itself writes these rows: a new entry raises
+`next`, and the removal of a range raises `first`. No number is used again."""
 COUNTERS = Index("counters", ("space",), ("space", "body"))
 
 MEASURED = (
