@@ -343,13 +343,6 @@ class SqliteBackend(Backend):
             self._group.wake()
 
     @contextmanager
-    def _freeing(self) -> Iterator[apsw.Connection]:
-        """Open a transaction that frees space."""
-        self._make_room()
-        with self._transaction() as connection:
-            yield connection
-
-    @contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
         with self._alone(), schema.translated(self.path):
             try:
@@ -360,7 +353,8 @@ class SqliteBackend(Backend):
                 raise
 
     def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
-        with self._freeing() as connection:
+        self._make_room()
+        with self._transaction() as connection:
             connection.execute("BEGIN IMMEDIATE")
             writer.write_within(connection, self._cursor, first)
             done = []
@@ -378,8 +372,9 @@ class SqliteBackend(Backend):
         """Free a few pages at a time, so that saves can run in between. They wait for VACUUM."""
         done, pages = 0, _VACUUM_PAGES
         while True:
+            self._make_room()
             try:
-                with self._freeing() as connection:
+                with self._transaction() as connection:
                     left: int = connection.pragma("freelist_count")
                     connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
                     after: int = connection.pragma("freelist_count")

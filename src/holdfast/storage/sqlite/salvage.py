@@ -22,6 +22,7 @@ from holdfast.log import logger
 from holdfast.storage.sqlite.pages import sightings
 from holdfast.storage.sqlite.reader import name_hash
 from holdfast.storage.sqlite.schema import drafted, write_schema
+from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,8 +143,8 @@ def _rescue(old: Path, new: Path) -> None:
         rescues = [_Rescue(source, target, table) for table in _TABLES]
         for rescue in rescues:
             rescue.fill()
-        for name, columns, spares in _UNSEALED:
-            _copy(source, target, name, columns, spares=spares)
+        for name, spares in _UNSEALED.items():
+            _copy(source, target, name, spares=spares)
         known: dict[Any, Any] = {}
         with suppress(apsw.CorruptError):
             known.update(source.execute("SELECT hash, num FROM names"))
@@ -307,15 +308,15 @@ _TABLES = (
         check=_check_blob,
     ),
 )
-_UNSEALED = (
-    ("keys", "session, key, seq", True),  # records have the same contents
-    ("facets", "kind, value, id", True),
-    ("marks", "pos, kind, value, body", False),
-    ("leases", "session, token, boot, since, body", False),
-    ("tallies", "session, marks, operations, tombs, lease", True),  # can be computed from rows
-    ("spans", "session, first, next", True),
-    ("counters", "space, body", True),
-)
+_UNSEALED = {
+    "keys": True,  # records have the same contents
+    "facets": True,
+    "marks": False,
+    "leases": False,
+    "tallies": True,  # can be computed from rows
+    "spans": True,
+    "counters": True,
+}
 """Tables whose rows are copied unchanged, and whether those that cannot be read may be left out."""
 
 
@@ -343,14 +344,13 @@ def _readable(
         raise apsw.CorruptError("there may be sound rows between those that cannot be read")
 
 
-def _copy(
-    source: apsw.Connection, target: apsw.Connection, name: str, columns: str, *, spares: bool
-) -> None:
+def _copy(source: apsw.Connection, target: apsw.Connection, name: str, *, spares: bool) -> None:
     """Copy rows whose seal does not cover their position, unchanged."""
-    select = f"SELECT {columns} FROM {name} NOT INDEXED"  # noqa: S608
-    sql = f"INSERT OR IGNORE INTO {name} VALUES ({', '.join('?' * len(columns.split(',')))})"  # noqa: S608
-    back = columns.replace(",", " DESC,") + " DESC"
-    target.executemany(sql, _readable(source, name, select, back, spares=spares))
+    back = ", ".join(f"{column} DESC" for column in TABLES[name].columns)
+    select = f"SELECT * FROM {name} NOT INDEXED"  # noqa: S608
+    for row in _readable(source, name, select, back, spares=spares):
+        marks = ", ".join("?" * len(row))
+        target.execute(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", row)  # noqa: S608
 
 
 def _names(sessions: apsw.Connection, known: dict[Any, Any]) -> dict[Any, Any]:
