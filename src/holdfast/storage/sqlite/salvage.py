@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.storage.sqlite.pages import Sighting
 
 _TRIES = 5
-_SAME = "NULL value"
+_NO_FAULT = "NULL value"
 """Begins what SQLite says of a column that must not be empty. Nothing is wrong with the trees."""
 
 
@@ -38,7 +38,7 @@ def salvage(connect: Callable[[], apsw.Connection]) -> bool:
     """Rewrite a store whose structures are damaged. Return whether it was rewritten.
 
     Without such damage, or if it cannot be repaired without guessing, nothing is written. No other
-    thread of this process may write. If another process writes meanwhile, the work starts again.
+    thread of this process may write. If another process writes in between, the work starts again.
     """
     for _ in range(_TRIES):
         with closing(connect()) as live:  # a new one, which keeps no damaged page
@@ -69,7 +69,7 @@ def salvage(connect: Callable[[], apsw.Connection]) -> bool:
 
 def is_damaged(source: apsw.Connection) -> bool:
     """Return whether a tree is damaged, or a row is not where it, or its index, says it is."""
-    source.execute("BEGIN")  # others may write meanwhile
+    source.execute("BEGIN")  # others may write at the same time
     try:
         if _faults(source, "PRAGMA integrity_check") != "":
             return True
@@ -93,7 +93,7 @@ def _faults(source: apsw.Connection, check: str) -> str | None:
         told = [str(line) for (line,) in source.execute(check)]
     except apsw.CorruptError:
         return None
-    return "\n".join(line for line in told if line != "ok" and not line.startswith(_SAME))
+    return "\n".join(line for line in told if line != "ok" and not line.startswith(_NO_FAULT))
 
 
 def _is_odd(source: apsw.Connection, table: _Table) -> bool:
