@@ -23,7 +23,7 @@ from holdfast.errors import Corrupt, HoldfastError, InvalidRequest, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Value = int | bytes | None | Sequence[int | None] | Sequence[bytes | None]
+    Value = int | bytes | str | None | Sequence[int | None] | Sequence[bytes | None]
     from collections.abc import Iterator, Sequence
 
     from psycopg import abc
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 
-_BYTEA, _INT8 = 17, 20
+_BYTEA, _INT8, _TEXT = 17, 20, 25
 _ARRAYS = {_BYTEA: 1001, _INT8: 1016}
 _ABSENT = struct.pack("!i", -1)
 _LENGTH = struct.Struct("!i")
@@ -54,6 +54,8 @@ def _type_of(value: Value) -> int:
     """Return the type of a value. Numbers are bigint; NULL is bound as bigint, too."""
     if isinstance(value, bytes):
         return _BYTEA
+    if isinstance(value, str):
+        return _TEXT
     if value is None or isinstance(value, int):
         return _INT8
     return _ARRAYS[_element(value)]
@@ -71,6 +73,8 @@ def encoded(values: Sequence[Value]) -> list[bytes | None]:
             out.append(value)
         elif isinstance(value, int):
             out.append(value.to_bytes(8, "big", signed=True))
+        elif isinstance(value, str):
+            out.append(value.encode())
         else:
             out.append(_array(value))
     return out

@@ -42,12 +42,10 @@ def write_all(link: Link, first: Batch, rest: Sequence[Batch]) -> list[bool]:
     writer.execute(link, first)
     sessions = {number for batch in rest for number in (*batch.sessions, *batch.shared)}
     if sessions:
-        link.execute(
+        link.ask(
             "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
-            (writer.ints(sorted(sessions)),),
+            ([*sessions],),
         )
-    if all(map(writer.is_trim, rest)):
-        return writer.trim(link, rest)
     done = []
     for batch in rest:
         done.append(False)
@@ -75,7 +73,7 @@ def add_up_anew(link: Link, reader: Reader, session: int) -> bool:
     link.execute("SELECT 1 FROM spans WHERE session = %s FOR UPDATE", (number,))
     if reader.damage(session) is None:
         return False
-    sums = writer.ints(Tally.sums(reader, session).values())
+    sums = map(Int8, Tally.sums(reader, session).values())
     link.execute(_TALLY, (number, *sums, number))
     low, high = Int8(position(session, 0)), Int8(position(session, MAX_SEQ))
     first = Int8(position(session, reader.span(session).first))

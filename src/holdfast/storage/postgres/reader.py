@@ -12,7 +12,6 @@ from holdfast.storage.contract import View
 from holdfast.storage.postgres.connection import is_cut
 from holdfast.storage.sql import Queries
 from holdfast.storage.tables import (
-    COUNTERS,
     ITEM_SIZES,
     LEASES,
     MEASURED,
@@ -31,16 +30,13 @@ if TYPE_CHECKING:
 _ENDED = "25P02"  # the transaction failed with an earlier statement
 _HASHED = {("keys", "key"): "hash", ("marks", "value"): "hash", ("facets", "value"): "hash"}
 """Columns whose values may be longer than an index key allows. They are found by their hash."""
-_QUERIES = Queries(
-    "%s",
-    {
-        "size": "length(body)",
-        "begin": "substring(body FOR 9)",
-        # In whole microseconds, because these answers can only have integers.
-        "age": "(extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint",
-    },
-    found_by=_HASHED,
-)
+COMPUTED = {
+    "size": "length(body)",
+    "begin": "substring(body FOR 9)",
+    # In whole microseconds, because these answers can only have integers.
+    "age": "(extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint",
+}
+_QUERIES = Queries("%s", COMPUTED, found_by=_HASHED)
 _BY_NAME = """SELECT num, name, body, hash FROM sessions WHERE hash = %s
 OR (substring(name FOR 200) = %s AND name = %s)"""
 _NAMES = """SELECT num, name, body FROM sessions WHERE substring(name FOR 200) >= %s
@@ -74,7 +70,6 @@ class PostgresView(View):
         self._link, self._target, self._renew = link, target, renew
         self.tallied = tallied
         """False for a store of version 1 that is opened read-only."""
-        self._counters: dict[str, Row] | None = None
         self._failed: HoldfastError | None = None
         """The error that ended the transaction; later statements raise it again."""
 
@@ -105,10 +100,6 @@ class PostgresView(View):
     def get(self, index: Index, *key: Any) -> Row | None:
         if index is SESSIONS_BY_NAME:
             return self._session(*key)
-        if index is COUNTERS:
-            if self._counters is None:
-                self._counters = {row[0]: row for row in self.scan(index)}
-            return self._counters.get(key[0])
         if index is SPANS and not self.tallied:
             low = key[0] << 32
             rows = self._all(_SPAN_OF_ENTRIES, key[0], low, low | 0xFFFF_FFFF)
@@ -151,8 +142,6 @@ class PostgresView(View):
         sql, bindings = _QUERIES.scan(
             index, low, high, prefix=prefix, limit=limit, reverse=reverse, floor=floor
         )
-        if index is COUNTERS:
-            return self._patiently(sql)
         rows = self._all(sql, *bindings)
         return _with_age(rows) if index is LEASES else rows
 

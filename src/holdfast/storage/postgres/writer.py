@@ -11,17 +11,12 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from psycopg import errors as pg
-from psycopg.types.numeric import Int8
 
 from holdfast.errors import InvalidRequest
-from holdfast.format.records import (
-    MAX_SEQ,
-    SEQ_BITS,
-)
+from holdfast.format.records import MAX_SEQ, SEQ_BITS
+from holdfast.storage import contract
 from holdfast.storage.contract import (
-    Absent,
     Batch,
-    Delete,
     DeleteIf,
     DeleteRange,
     Equals,
@@ -32,25 +27,16 @@ from holdfast.storage.contract import (
     Rename,
     Share,
     StaleHead,
-    Unchanged,
 )
-from holdfast.storage.postgres.reader import PostgresView, hash_of
+from holdfast.storage.postgres.reader import COMPUTED, PostgresView, hash_of
 from holdfast.storage.postgres.schema import SUM, lock_key
-from holdfast.storage.tables import (
-    BLOB_VERSIONS,
-    COUNTERS,
-    ITEM_SIZES,
-    LEASES,
-    SESSIONS,
-    SESSIONS_BY_NAME,
-    TABLES,
-)
+from holdfast.storage.tables import COUNTERS, LEASES, SESSIONS, SESSIONS_BY_NAME, TABLES
 from holdfast.storage.tally import TALLY_MASK, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from holdfast.storage.contract import Guard, Key, Swap
+    from holdfast.storage.contract import Guard, Key, Refusal, Swap
     from holdfast.storage.postgres.connection import Link
     from holdfast.storage.tables import Row
 
@@ -64,30 +50,28 @@ _SWAP_ON = """WITH moved AS (UPDATE heads SET body = %s WHERE session = %s AND b
 AND EXISTS (SELECT 1 FROM checkpoints WHERE pos = %s AND id = %s) RETURNING session)"""
 _HEAD = """WITH moved AS (INSERT INTO heads AS h VALUES (%s, %s)
 ON CONFLICT (session) DO UPDATE SET body = excluded.body WHERE h.body = '' RETURNING session)"""
-_CREATE = "WITH moved AS (INSERT INTO sessions VALUES (%s, %s, %s, %s, %s) RETURNING num)"
+# The lock prevents a takeover of the lease until this ends.
+_LEASED = "WITH held AS (SELECT 1 FROM leases WHERE session = %s AND token = %s FOR SHARE)"
+_EXISTS = "WITH held AS (SELECT 1 FROM heads WHERE session = %s FOR SHARE)"
+_NEXT = """, moved AS (INSERT INTO spans AS s SELECT %s, 1, %s FROM held
+WHERE %s = 1 OR EXISTS (SELECT 1 FROM spans WHERE session = %s)
+ON CONFLICT (session) DO UPDATE SET next = excluded.next WHERE s.next = %s RETURNING session)"""
+_HELD = """WITH held AS (SELECT 1 FROM unnest(%s, %s) t (key, value)
+JOIN {0} o ON o.{1} = t.key AND {2} = t.value FOR UPDATE OF o),
+moved AS (SELECT 1 WHERE (SELECT count(*) FROM held) = %s)"""
 # A blob that is removed and written again must not look to gc like the one before.
-_BLOBS = """, blobs_ AS (INSERT INTO blobs AS b (digest, uses, body)
+_BLOBS = """, {} AS (INSERT INTO blobs AS b (digest, uses, body)
 SELECT t.digest, %s, t.body FROM moved, unnest(%s, %s) t (digest, body)
-ON CONFLICT (digest) DO UPDATE SET uses = b.uses + 1)"""
-_REWRITES = """, rewritten AS (INSERT INTO blobs AS b (digest, uses, body)
-SELECT t.digest, %s, t.body FROM moved, unnest(%s, %s) t (digest, body)
-ON CONFLICT (digest) DO UPDATE SET uses = b.uses + 1, body = excluded.body)"""
-_SHARES = """, shared AS (UPDATE blobs SET uses = uses + 1 FROM moved WHERE digest = ANY(%s)
-RETURNING digest)"""
+ON CONFLICT (digest) DO UPDATE SET uses = b.uses + 1{})"""
+_BODY = ", body = excluded.body"
 _RENAME = """, renamed AS (UPDATE sessions SET hash = %s, name = %s, body = %s FROM moved
 WHERE num = %s)"""
-_LEASED = """, leased AS (INSERT INTO leases SELECT %s, %s, clock_timestamp(), %s FROM moved
-ON CONFLICT (session) DO UPDATE
-SET token = excluded.token, since = excluded.since, body = excluded.body)"""
-_COUNTER = """, counter AS (INSERT INTO counters SELECT convert_from(%s, 'UTF8'), %s FROM moved
-ON CONFLICT (space) DO UPDATE SET body = excluded.body)"""
 _SPAN = """, spanned AS (INSERT INTO spans AS s SELECT %s, %s, %s FROM moved ON CONFLICT (session)
 DO UPDATE SET first = greatest(s.first, excluded.first), next = greatest(s.next, excluded.next))"""
 # Rows that are removed or replaced leave the tally. So they are read first; the statements that
 # change them depend on that.
-_OLD = """, old_{0} AS MATERIALIZED (SELECT o.body FROM moved, unnest({1}) t ({2})
-JOIN {0} o ON {3} FOR UPDATE OF o)"""
-_AFTER_OLD = " AND (SELECT count(*) FROM old_{}) >= 0"
+_OLD = """, old_{0} AS MATERIALIZED (SELECT o.body FROM moved, {1} JOIN {0} o ON {2}
+FOR UPDATE OF o)"""
 _LESS = f"(%s + {TALLY_MASK + 1} - (SELECT {SUM} FROM old_{{}})) & {TALLY_MASK}"  # noqa: S608
 _TALLIES = """, tallied AS (INSERT INTO tallies AS t SELECT %s, {}, {}, {}, {} FROM moved
 ON CONFLICT (session) DO UPDATE SET marks = (t.marks + excluded.marks) & {mask},
@@ -95,35 +79,126 @@ operations = (t.operations + excluded.operations) & {mask},
 tombs = (t.tombs + excluded.tombs) & {mask}, lease = coalesce(excluded.lease, t.lease))"""
 _END = " SELECT 1 FROM moved"
 # All or nothing: if a blob is missing, a division by zero undoes the statement.
-_END_SHARED = " SELECT 1 / ((SELECT count(*) FROM shared) = %s)::int FROM moved"
+_USE = """, used AS (UPDATE blobs SET uses = uses + 1 FROM moved WHERE digest = ANY(%s)
+RETURNING digest) SELECT 1 / ((SELECT count(*) FROM used) = %s)::int FROM moved"""
 
 _TALLIED = ("marks", "operations", "tombs")
 _COLUMNS = {name: table.columns for name, table in TABLES.items()} | {
+    "sessions": ("num", "hash", "name", "origin", "body"),
     "keys": ("session", "hash", "seq"),
     "marks": ("pos", "kind", "hash", "value", "body"),
     "facets": ("kind", "hash", "id"),
 }
-"""The columns of the tables here. Long values are found by their hash."""
+"""The columns of the tables here."""
+_HASHED = {"sessions": "name", "keys": "key", "marks": "value", "facets": "value"}
+"""The columns that may be longer than an index key allows. The column `hash` has their hash."""
+_STAMPED = {"leases": {"since": "clock_timestamp()"}}
+"""The columns that the server fills whenever it writes a row."""
 _LARGEST = 10**9
 """The most bytes of data in one change. A PostgreSQL message has less than 2**30 bytes."""
 
 
-def ints(numbers: Iterable[int]) -> list[Int8]:
-    return [Int8(n) for n in numbers]
+def _marks(values: Sequence[Any]) -> str:
+    """Return a placeholder for each value."""
+    return ", ".join(["%s"] * len(values))
 
 
-def _stored(table: str, row: Row) -> Row:
-    """Return a row, or its key, with the columns that the table has here."""
-    if table == "marks":
-        pos, kind, value, *body = row
-        return (pos, kind, hash_of(value), value, *body) if body else (pos, kind, hash_of(value))
-    if table in ("keys", "facets"):
-        return row[0], hash_of(row[1]), *row[2:]
-    return row
+def _listed(rows: Iterable[Row]) -> tuple[str, list[Any]]:
+    """Return SQL for a list of rows, and their columns, in the order in which rows are locked."""
+    columns = [[*column] for column in zip(*sorted(rows), strict=True)]
+    return f"unnest({_marks(columns)}) t", columns
 
 
-def _key(table: str, row: Row) -> Key:
-    return row[: TABLES[table].key]
+class _Writes:
+    """What a batch does to one table. A later write to a key takes the place of an earlier one."""
+
+    def __init__(self, table: str) -> None:
+        self.table, self.columns = table, _COLUMNS[table]
+        self.key = self.columns[: TABLES[table].key]
+        self.new: dict[Key, Row] = {}
+        """Rows that must not exist yet."""
+        self.put: dict[Key, Row] = {}
+        self.gone: dict[Key, None] = {}
+        self.ranges: list[tuple[int, int]] = []
+
+    def _stored(self, values: Row, columns: Sequence[str]) -> Row:
+        """Return these columns of a row, or of a key, as the table has them."""
+        if self.table not in _HASHED:
+            return values
+        named = dict(zip(TABLES[self.table].columns, values, strict=False))
+        hashed = named.get(_HASHED[self.table])
+        named["hash"] = None if hashed is None else hash_of(hashed)
+        return tuple([named[column] for column in columns])
+
+    def insert(self, row: Row) -> None:
+        row = self._stored(row, self.columns)
+        key = row[: len(self.key)]
+        if key in self.gone:  # a statement cannot remove a row and insert it again
+            self.put[key] = row
+            del self.gone[key]
+        else:
+            self.new[key] = row
+
+    def replace(self, row: Row) -> None:
+        row = self._stored(row, self.columns)
+        self._forget(row[: len(self.key)])
+        self.put[row[: len(self.key)]] = row
+
+    def remove(self, key: Key) -> None:
+        key = self._stored(key, self.key)
+        self._forget(key)
+        self.gone[key] = None
+
+    def _forget(self, key: Key) -> None:
+        for rows in (self.new, self.put, self.gone):
+            rows.pop(key, None)
+
+    def remove_range(self, low: int, high: int) -> None:
+        if self.table == "items":  # some of them may be written again
+            for pos in range(low, high):
+                self.remove((pos,))
+        else:
+            self.ranges.append((low, high))
+
+    def written(self) -> list[Row]:
+        return [*self.new.values(), *self.put.values()]
+
+    def replaced(self) -> Iterable[Row]:
+        """Return the keys, or the ranges, of the rows that are replaced or removed."""
+        return [*self.put, *self.gone] or self.ranges
+
+    def session(self) -> int:
+        """Return the session of the rows. A batch writes summed rows of one session only."""
+        for first in (*self.new, *self.put, *self.gone, *self.ranges):
+            return int(first[0]) >> SEQ_BITS
+        return 0
+
+
+def _insertion(table: str, rows: list[Row]) -> tuple[str, list[Any]]:
+    """Return SQL that inserts rows, and their values: of one row, or as arrays."""
+    stamp = _STAMPED.get(table, {})
+    if len(rows) == 1:
+        source, new, values = "moved", _marks(rows[0]), [*rows[0]]
+    else:
+        listed, values = _listed(rows)
+        source, new = f"moved, {listed}", "t.*"
+    columns, new = ", ".join([*_COLUMNS[table], *stamp]), ", ".join([new, *stamp.values()])
+    return f"INSERT INTO {table} ({columns}) SELECT {new} FROM {source}", values  # noqa: S608
+
+
+def _found(writes: _Writes, rows: Iterable[Row]) -> tuple[str, str, list[Any]]:
+    """Return SQL for keys or ranges, for the condition that a row `o` is meant, and the values."""
+    text, values = _listed(rows)
+    if rows is writes.ranges:
+        return f"{text} (low, high)", "o.pos >= t.low AND o.pos < t.high", values
+    names = [f"k_{column}" for column in writes.key]
+    same = [f"o.{column} = t.k_{column}" for column in writes.key]
+    return f"{text} ({', '.join(names)})", " AND ".join(same), values
+
+
+def _after_old(table: str) -> str:
+    """Return the condition by which a part depends on `_read_old`."""
+    return f" AND (SELECT count(*) FROM old_{table}) >= 0" if table in _TALLIED else ""  # noqa: S608
 
 
 class Statement:
@@ -133,220 +208,167 @@ class Statement:
     """
 
     def __init__(self, batch: Batch) -> None:
+        self.refusal: Refusal = StaleHead
+        """Makes the error that is raised if the statement returns no row. It wrote nothing then."""
         self._text: list[str] = []
         self._values: list[Any] = []
-        self._end, self._count = _END, 0
-        self._inserted: dict[str, dict[Key, Row]] = {}
-        self._put: dict[str, dict[Key, Row]] = {}
-        self._deleted: dict[str, dict[Key, None]] = {}
-        self._ranges: dict[str, list[tuple[int, int]]] = {}
-        self._shares: list[Share] = []
-        self._renames: list[Rename] = []
+        self._tables: dict[str, _Writes] = {}
+        self._others: dict[type, list[Any]] = {Share: [], Rename: [], DeleteIf: []}
         for write in batch.writes:
             self._collect(write)
-        self._begin(batch.swap)
-        for table, rows in self._inserted.items():
-            self._insert(table, [*rows.values()])
-        self._remove_and_replace()
-        self._share()
-        for session, name, body, _ in self._renames:
+        self._begin(batch)
+        for writes in self._tables.values():
+            self._insert(writes)
+        for table in _TALLIED:
+            self._read_old(self._of(table))
+        for writes in self._tables.values():
+            self._replace(writes)
+            self._remove(writes)
+        for session, name, body, _ in self._others[Rename]:
             self._add(_RENAME, hash_of(name), name, body, session)
-        self._span()
         self._tally()
-        self.text = "".join([*self._text, self._end])
-        self.values = [*self._values, self._count] if self._count else self._values
+        self._share()
+        self.text, self.values = "".join(self._text), self._values
 
     def _add(self, text: str, *values: Any) -> None:
         self._text.append(text)
         self._values += values
 
-    # -- sorting the writes by table -----------------------------------------------------------
+    def _of(self, table: str) -> _Writes:
+        return self._tables.get(table) or _Writes(table)
 
     def _collect(self, write: Any) -> None:
-        """Note a write. A later one to the same key takes the place of an earlier one."""
+        """Sort a write by its kind and its table."""
+        if type(write) in self._others:
+            self._others[type(write)].append(write)
+        if isinstance(write, Share | Rename):
+            return
+        table = write.by.table if isinstance(write, DeleteIf) else write.table
+        writes = self._tables.setdefault(table, _Writes(table))
         if isinstance(write, Insert):
-            row = _stored(write.table, write.row)
-            key = _key(write.table, row)
-            deleted = self._deleted.get(write.table, {})
-            if key in deleted:  # a statement cannot remove a row and insert it again
-                del deleted[key]
-                self._put.setdefault(write.table, {})[key] = row
-            else:
-                self._inserted.setdefault(write.table, {})[key] = row
+            writes.insert(write.row)
         elif isinstance(write, Put):
-            row = _stored(write.table, write.row)
-            key = _key(write.table, row)
-            for rows in (self._inserted, self._deleted):
-                rows.get(write.table, {}).pop(key, None)
-            self._put.setdefault(write.table, {})[key] = row
-        elif isinstance(write, Delete):
-            self._delete(write.table, _stored(write.table, write.key))
-        elif isinstance(write, DeleteRange) and write.table == "items":
-            for pos in range(write.low, write.high):
-                self._delete("items", (pos,))
+            writes.replace(write.row)
         elif isinstance(write, DeleteRange):
-            self._ranges.setdefault(write.table, []).append((write.low, write.high))
-        elif isinstance(write, Share):
-            self._shares.append(write)
+            writes.remove_range(write.low, write.high)
         else:
-            self._renames.append(write)
-
-    def _delete(self, table: str, key: Key) -> None:
-        for rows in (self._inserted, self._put):
-            rows.get(table, {}).pop(key, None)
-        self._deleted.setdefault(table, {})[key] = None
+            writes.remove(write.key)
 
     # -- parts of the text ---------------------------------------------------------------------
 
-    def _begin(self, swap: Swap | None) -> None:
-        created = self._inserted.pop("sessions", {})
-        if created:
-            [(number, name, origin, body)] = created.values()
-            self._add(_CREATE, number, hash_of(name), name, origin, body)
-        elif swap is None:
+    def _begin(self, batch: Batch) -> None:
+        """Add the part that decides: the others write only if it returns a row."""
+        swap = batch.swap
+        if swap is not None:
+            self._swap(swap)
+        elif is_entries(batch):
+            self._take_turn(batch.guards[0])
+            return
+        elif self._others[DeleteIf]:
+            self._hold(self._others[DeleteIf])
+        else:
             self._add(_ALWAYS)
-        elif swap.expect and swap.parent is not None:
+        self._span()
+
+    def _swap(self, swap: Swap) -> None:
+        self.refusal = swap.refusal
+        if swap.expect and swap.parent is not None:
             self._add(_SWAP_ON, swap.body, swap.session, swap.expect, *swap.parent)
         elif swap.expect:
             self._add(_SWAP, swap.body, swap.session, swap.expect)
         else:  # the head was lost
             self._add(_HEAD, swap.session, swap.body)
 
-    def _rows(self, rows: list[Row]) -> tuple[str, list[Any]]:
-        """Return SQL for some rows, and their values: of one row, or as arrays."""
-        if len(rows) == 1:
-            return f"SELECT {_placeholders(rows[0])} FROM moved", [*rows[0]]  # noqa: S608
-        columns = [[*column] for column in zip(*sorted(rows), strict=True)]
-        return f"SELECT t.* FROM moved, unnest({_placeholders(columns)}) t", columns  # noqa: S608
+    def _take_turn(self, guard: Any) -> None:
+        """Count entries of a journal, if the first one follows the last that was counted."""
+        self.refusal = guard.refusal
+        if isinstance(guard, Equals):
+            self._add(_LEASED, *guard.key, guard.value)
+        else:
+            self._add(_EXISTS, *guard.key)
+        places = [pos for pos, _ in self._tables["journal"].new.values()]
+        session, first = places[0] >> SEQ_BITS, places[0] & MAX_SEQ
+        self._add(_NEXT, session, first + len(places), first, session, first)
 
-    def _insert(self, table: str, rows: list[Row]) -> None:
-        if rows:
-            text, values = self._rows(rows)
-            self._add(f", new_{table} AS (INSERT INTO {table} {text})", *values)
+    def _hold(self, removals: Sequence[DeleteIf]) -> None:
+        """Lock rows that are removed only if they are as expected. One index finds all of them."""
+        by, _, column, _, self.refusal = removals[0]
+        known = {write.key[0]: write.value for write in removals}
+        text = _HELD.format(by.table, by.by[0], COMPUTED.get(column, column))
+        self._add(text, [*known], [*known.values()], len(known))
 
-    def _remove_and_replace(self) -> None:
-        for table in _TALLIED:
-            self._old(table)
-        for table, rows in self._put.items():
-            self._replace(table, [*rows.values()])
-        for table, keys in self._deleted.items():
-            columns = _COLUMNS[table][: TABLES[table].key]
-            self._remove(
-                table,
-                [*keys],
-                [f"k{n}" for n, _ in enumerate(columns)],
-                " AND ".join([f"o.{column} = t.k{n}" for n, column in enumerate(columns)]),
-            )
-        for table, ranges in self._ranges.items():
-            self._remove(table, ranges, ["low", "high"], "o.pos >= t.low AND o.pos < t.high")
+    def _insert(self, writes: _Writes) -> None:
+        if writes.new:
+            text, values = _insertion(writes.table, [*writes.new.values()])
+            self._add(f", new_{writes.table} AS ({text})", *values)
 
-    def _replace(self, table: str, rows: list[Row]) -> None:
-        if table == "leases":
-            [row] = rows
-            self._add(_LEASED, *row)
-        elif table == "counters":
-            [(space, body)] = rows
-            self._add(_COUNTER, space.encode(), body)
-        elif rows:
-            text, values = self._rows(rows)
-            key, columns = _COLUMNS[table][: TABLES[table].key], _COLUMNS[table]
-            new = ", ".join([f"{c} = excluded.{c}" for c in columns[len(key) :]])
-            where = " WHERE TRUE" + _AFTER_OLD.format(table) if table in _TALLIED else ""
+    def _replace(self, writes: _Writes) -> None:
+        if writes.put:
+            text, values = _insertion(writes.table, [*writes.put.values()])
+            written = (*writes.columns, *_STAMPED.get(writes.table, {}))
+            changed = [f"{c} = excluded.{c}" for c in written if c not in writes.key]
             self._add(
-                f", put_{table} AS (INSERT INTO {table} {text}{where} "
-                f"ON CONFLICT ({', '.join(key)}) DO {f'UPDATE SET {new}' if new else 'NOTHING'})",
+                f", put_{writes.table} AS ({text} WHERE TRUE{_after_old(writes.table)} "
+                f"ON CONFLICT ({', '.join(writes.key)}) "
+                f"DO {'UPDATE SET ' + ', '.join(changed) if changed else 'NOTHING'})",
                 *values,
             )
 
-    def _remove(self, table: str, rows: Sequence[Row], names: list[str], where: str) -> None:
-        """Remove the rows that a list of keys, or of ranges, refers to."""
-        if rows:
-            columns = [[*column] for column in zip(*sorted(rows), strict=True)]
-            where += _AFTER_OLD.format(table) if table in _TALLIED else ""
-            self._add(
-                f", gone_{table}_{names[0]} AS (DELETE FROM {table} o USING moved, "  # noqa: S608
-                f"unnest({_placeholders(columns)}) t ({', '.join(names)}) WHERE {where})",
-                *columns,
-            )
+    def _remove(self, writes: _Writes) -> None:
+        for name, rows in (("gone", [*writes.gone]), ("range", writes.ranges)):
+            if rows:
+                text, where, values = _found(writes, rows)
+                self._add(
+                    f", {name}_{writes.table} AS (DELETE FROM {writes.table} o "  # noqa: S608
+                    f"USING moved, {text} WHERE {where}{_after_old(writes.table)})",
+                    *values,
+                )
 
-    def _old(self, table: str) -> None:
+    def _read_old(self, writes: _Writes) -> None:
         """Read the rows of a table that the batch removes or replaces."""
-        keys = sorted([*self._put.get(table, {}), *self._deleted.get(table, {})])
-        ranges = sorted(self._ranges.get(table, []))
-        if not keys and not ranges:
-            return
-        columns = [[*column] for column in zip(*(keys or ranges), strict=True)]
-        if keys:
-            names = [f"k{n}" for n, _ in enumerate(columns)]
-            pairs = zip(_COLUMNS[table], names, strict=False)
-            where = " AND ".join([f"o.{column} = t.{name}" for column, name in pairs])
-        else:
-            names, where = ["low", "high"], "o.pos >= t.low AND o.pos < t.high"
-        self._add(_OLD.format(table, _placeholders(columns), ", ".join(names), where), *columns)
-
-    def _share(self) -> None:
-        """Write and use blobs in the order of their digests, so that no two commits wait for each
-        other.
-        """
-        for text, rewrite in ((_BLOBS, False), (_REWRITES, True)):
-            some = {
-                s.digest: s.body
-                for s in self._shares
-                if s.body is not None and s.rewrite is rewrite
-            }
-            if some:
-                digests = sorted(some)
-                bodies = [some[digest] for digest in digests]
-                self._add(text, random.getrandbits(32), digests, bodies)
-        used = sorted({share.digest for share in self._shares if share.body is None})
-        if used:
-            self._add(_SHARES, used)
-            self._end, self._count = _END_SHARED, len(used)
+        rows = writes.replaced()
+        if rows:
+            text, where, values = _found(writes, rows)
+            self._add(_OLD.format(writes.table, text, where), *values)
 
     def _span(self) -> None:
         """Note which entries a journal has, unless it is removed."""
-        new, freed = self._inserted.get("journal"), self._ranges.get("journal")
-        if (new or freed) and "spans" not in self._deleted:
-            low, high = (freed or [(0, 0)])[0]
+        journal = self._of("journal")
+        if (journal.new or journal.ranges) and not self._of("spans").gone:
+            low, high = (journal.ranges or [(0, 0)])[0]
             first = max(1, high - low)
-            last = max([pos for pos, _ in new.values()], default=0) if new else 0
+            last = max([pos for pos, _ in journal.new.values()], default=0)
             session = (last or low) >> SEQ_BITS
             self._add(_SPAN, session, first, max(first, (last & MAX_SEQ) + 1))
 
     def _tally(self) -> None:
         """Update the sums over rows, unless the session is removed."""
-        new = [
-            [*self._inserted.get(table, {}).values(), *self._put.get(table, {}).values()]
-            for table in _TALLIED
-        ]
-        old = [
-            table in self._ranges or bool(self._put.get(table) or self._deleted.get(table))
-            for table in _TALLIED
-        ]
-        leases = [*self._put.get("leases", {}).values()]
-        if not (any(new) or any(old) or leases) or "tallies" in self._deleted:
-            return
-        texts = [
-            _LESS.format(table) if less else "%s" for table, less in zip(_TALLIED, old, strict=True)
-        ]
-        values: list[Any] = [self._session(), *[Tally.total([r[-1] for r in rows]) for rows in new]]
-        for session, token, body in leases:
-            values = [session, *values[1:], Tally.of_lease(token, body)]
-        self._add(_TALLIES.format(*texts, "%s" if leases else "NULL", mask=TALLY_MASK), *values)
+        summed = [self._of(table) for table in _TALLIED]
+        leases = [*self._of("leases").put.values()]
+        sessions = [writes.session() for writes in summed if writes.session()]
+        sessions += [lease[0] for lease in leases]
+        if sessions and not self._of("tallies").gone:
+            texts = [_LESS.format(w.table) if w.replaced() else "%s" for w in summed]
+            values = [Tally.total([row[-1] for row in w.written()]) for w in summed]
+            lease = [Tally.of_lease(token, body) for _, token, body in leases]
+            text = _TALLIES.format(*texts, "%s" if lease else "NULL", mask=TALLY_MASK)
+            self._add(text, sessions[-1], *values, *lease)
 
-    def _session(self) -> int:
-        """Return the session whose summed rows the batch writes. A batch has those of one only."""
-        for table in _TALLIED:
-            for rows in (self._inserted, self._put, self._deleted):
-                for key in rows.get(table, ()):
-                    return int(key[0]) >> SEQ_BITS
-            for low, _ in self._ranges.get(table, ()):
-                return low >> SEQ_BITS
-        return 0
-
-
-def _placeholders(columns: Sequence[Any]) -> str:
-    return ", ".join(["%s"] * len(columns))
+    def _share(self) -> None:
+        """Write and use blobs in the order of their digests, so that no two commits wait for each
+        other. Add the end of the statement, which counts the blobs that are used.
+        """
+        shares: list[Share] = sorted(self._others[Share], key=lambda share: share.digest)
+        for name, more, rewrite in (("blobs_", "", False), ("rewritten", _BODY, True)):
+            some = {s.digest: s.body for s in shares if s.body is not None and s.rewrite is rewrite}
+            if some:
+                text = _BLOBS.format(name, more)
+                self._add(text, random.getrandbits(32), [*some], [*some.values()])
+        used = [*dict.fromkeys([share.digest for share in shares if share.body is None])]
+        if used:
+            self._add(_USE, used, len(used))
+        else:
+            self._add(_END)
 
 
 def seconds(change: Batch) -> float:
@@ -370,16 +392,23 @@ def check_size(change: Batch) -> None:
 def exclude_gc(link: Link) -> None:
     """Wait until no gc runs; none begins before the end of the transaction."""
     key = lock_key(link.target.schema, "gc")
-    link.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended(%s, 0))", (key,))
+    link.ask("SELECT pg_advisory_xact_lock_shared(hashtextextended(%s, 0))", (key,))
+
+
+def is_entries(batch: Batch) -> bool:
+    """Return whether a batch only appends to a journal. Its statement checks its guard, too."""
+    if len(batch.guards) != 1 or {(type(w), w[0]) for w in batch.writes} != {(Insert, "journal")}:
+        return False
+    [guard] = batch.guards
+    by_lease = isinstance(guard, Equals) and guard.by is LEASES
+    return by_lease or (isinstance(guard, Present) and guard.by is SESSIONS)
 
 
 def write(link: Link, batch: Batch) -> None:
     """Write all of a batch, or nothing. It is durable when this returns."""
-    if _write_entries(link, batch):
-        return
     # The index of names refuses a second one.
     guards = [guard for guard in batch.guards if guard.by is not SESSIONS_BY_NAME]
-    if not guards:
+    if not guards or is_entries(batch):
         execute(link, batch)
         return
     with link.transaction():
@@ -399,8 +428,8 @@ def execute(link: Link, batch: Batch) -> None:
         raise _refused(batch, e.diag.table_name or "") from e
     except pg.DivisionByZero:
         raise MissingReference from None
-    if not moved and batch.swap is not None:
-        raise batch.swap.refusal()
+    if not moved:
+        raise statement.refusal()
 
 
 def _refused(batch: Batch, table: str) -> Exception:
@@ -413,40 +442,6 @@ def _refused(batch: Batch, table: str) -> Exception:
     return StaleHead()  # two batches put back a head that was lost
 
 
-# The lock prevents a takeover of the lease until this ends.
-_OURS = "WITH held AS (SELECT 1 FROM leases WHERE session = %s AND token = %s FOR SHARE)"
-_THERE_IS = "WITH held AS (SELECT 1 FROM heads WHERE session = %s FOR SHARE)"
-_ENTRIES = """, counted AS (INSERT INTO spans AS s SELECT %s, 1, %s FROM held
-WHERE %s = 1 OR EXISTS (SELECT 1 FROM spans WHERE session = %s)
-ON CONFLICT (session) DO UPDATE SET next = excluded.next WHERE s.next = %s RETURNING 1),
-written AS (INSERT INTO journal SELECT t.* FROM counted, unnest(%s, %s) t RETURNING 1)
-SELECT 1 FROM written"""
-
-
-def _write_entries(link: Link, batch: Batch) -> bool:
-    """Write entries of a journal. Return False, and write nothing, if the batch has more."""
-    writes: list[Any] = batch.writes
-    if len(batch.guards) != 1 or {(type(w), w[0]) for w in writes} != {(Insert, "journal")}:
-        return False
-    [guard] = batch.guards
-    if isinstance(guard, Equals) and guard.by is LEASES:
-        text, values = _OURS, [*guard.key, guard.value]
-    elif isinstance(guard, Present) and guard.by is SESSIONS:
-        text, values = _THERE_IS, [*guard.key]
-    else:
-        return False
-    places, bodies = [w.row[0] for w in writes], [w.row[1] for w in writes]
-    session, first = places[0] >> SEQ_BITS, places[0] & MAX_SEQ
-    values += [session, first + len(places), first, session, first]
-    try:
-        written = link.ask(text + _ENTRIES, [*values, places, bodies]).ntuples
-    except pg.UniqueViolation:
-        raise guard.refusal() from None
-    if not written:
-        raise guard.refusal()
-    return True
-
-
 def renew(link: Link, session: int, token: bytes) -> bool:
     return bool(
         link.ask(
@@ -455,9 +450,6 @@ def renew(link: Link, session: int, token: bytes) -> bool:
             (session, token),
         ).ntuples
     )
-
-
-_HELD = "SELECT body FROM heads WHERE session = %s"
 
 
 def _lock(link: Link, batch: Batch) -> None:
@@ -469,43 +461,29 @@ def _lock(link: Link, batch: Batch) -> None:
     swap = batch.swap
     own = [] if swap is None else [swap.session]
     for number in sorted({*own, *batch.shared}):
-        ours = swap is not None and number == swap.session
-        how = " FOR UPDATE" if ours else " FOR SHARE"
-        found: Any = link.execute(_HELD + how, (Int8(number),)).fetchone()
-        if ours and swap is not None and (found[0] if found else b"") != swap.expect:
+        how = "UPDATE" if number in own else "SHARE"
+        found = link.rows(f"SELECT body FROM heads WHERE session = %s FOR {how}", (number,))  # noqa: S608
+        if swap is not None and number in own and (found[0][0] if found else b"") != swap.expect:
             raise swap.refusal()
 
 
 def check(link: Link, guards: Sequence[Guard]) -> None:
-    """Raise the error of a guard that does not hold. Those of one kind take one statement."""
+    """Raise the error of a guard that does not hold."""
     view = PostgresView(link, link.target)
     for guard in guards:
-        if isinstance(guard, Unchanged):
-            if view.scan(guard.by, guard.low, guard.high) != [*guard.rows]:
-                raise guard.refusal()
-        elif isinstance(guard, Equals):
-            text = f"SELECT {guard.column} FROM {guard.by.table} WHERE {guard.by.by[0]} = %s"  # noqa: S608
-            key = [Int8(part) if isinstance(part, int) else part for part in guard.key]
-            row: Any = link.execute(text, key).fetchone()
-            found = None if row is None else row[0]
-            if found != guard.value and (guard.value is not None or found):
-                raise guard.refusal()
-    for kind in (Present, Absent):
-        same: dict[Any, list[Present | Absent]] = {}
-        for guard in guards:
-            if isinstance(guard, kind):
-                same.setdefault(guard.by, []).append(guard)
-        for index, some in same.items():
-            keys = {guard.key[0] for guard in some}
-            count = f"SELECT count(*) FROM {index.table} WHERE {index.by[0]} = ANY(%s)"  # noqa: S608
-            [(there,)] = link.execute(count, (ints(keys),)).fetchall()
-            if there != (len(keys) if kind is Present else 0):
-                raise some[0].refusal()
+        contract.check(guard, view)
 
 
 # A server that is stopped while it waits for its standby later shows a change that the standby
 # lacks. This statement writes a little, so it waits until everything before it is on the standby.
 _SEEN = "SELECT pg_logical_emit_message(true, 'holdfast', '') FROM "
+_ONLY_OURS = {
+    "sessions": ("num",),  # no other process has the number
+    "checkpoints": ("pos", "id"),
+    "operations": ("pos", "body"),
+    "journal": ("pos", "body"),
+}
+"""Columns by which a new row is recognized: no other batch writes one with the same values."""
 
 
 def landed(link: Link, batch: Batch) -> bool | None:
@@ -518,15 +496,11 @@ def landed(link: Link, batch: Batch) -> bool | None:
         return bool(link.ask(_SEEN + where, values).ntuples)
 
     copied = any(guard.by is COUNTERS for guard in batch.guards)  # others may bring the same rows
-    inserts = [write for write in batch.writes if isinstance(write, Insert) and not copied]
-    new = {write.table: write.row for write in inserts}
-    if "sessions" in new:  # no other process has the number
-        return is_there("sessions WHERE num = %s", new["sessions"][0])
-    if "checkpoints" in new:
-        return is_there("checkpoints WHERE pos = %s AND id = %s", *new["checkpoints"][:2])
-    for table in ("operations", "journal"):
+    new = {w.table: w.row for w in batch.writes if isinstance(w, Insert) and not copied}
+    for table, columns in _ONLY_OURS.items():
         if table in new:
-            return is_there(f"{table} WHERE pos = %s AND body = %s", *new[table])
+            same = " AND ".join([f"{column} = %s" for column in columns])
+            return is_there(f"{table} WHERE {same}", *new[table][: len(columns)])
     swap = batch.swap
     if swap is not None and is_there(
         "heads WHERE session = %s AND body = %s", swap.session, swap.body
@@ -613,57 +587,3 @@ def _line(batch: Batch, *, packing: bool) -> Row:
     if gone:
         return (*known, None, row, gone[0].low, gone[0].high)
     return (*known, pos, row, None, None)
-
-
-_UNCHANGED = """SELECT i.pos FROM items i JOIN unnest(%s, %s) t (pos, begins) ON i.pos = t.pos
-WHERE substring(i.body FOR length(t.begins)) = t.begins ORDER BY i.pos FOR UPDATE OF i"""
-_DEAD_BLOBS = """DELETE FROM blobs b USING unnest(%s, %s) t (digest, uses)
-WHERE b.digest = t.digest AND b.uses = t.uses RETURNING b.digest"""
-
-
-def is_trim(batch: Batch) -> bool:
-    """Return whether a batch only removes unchanged rows of items, or one unchanged blob."""
-    first: Any = batch.writes[0] if batch.writes else None
-    if batch.guards or not isinstance(first, DeleteIf):
-        return False
-    return first.by is ITEM_SIZES or len(batch.writes) == 1
-
-
-def trim(link: Link, batches: Sequence[Batch]) -> list[bool]:
-    """Write batches for which `is_trim` holds, all of them with a few statements."""
-    removals = [[w for w in batch.writes if isinstance(w, DeleteIf)] for batch in batches]
-    known = {(w.by, w.key[0]): w.value for group in removals for w in group}
-    there: set[tuple[Any, Any]] = {(ITEM_SIZES, pos) for pos in _lock_items(link, known)}
-    there |= {(BLOB_VERSIONS, digest) for digest in _drop_blobs(link, known)}
-    done, going, instead = [], list[int](), dict[int, bytes]()
-    for batch, group in zip(batches, removals, strict=True):
-        keys = {(w.by, w.key[0]): w.value for w in group}
-        done.append(all(key in there and known[key] == value for key, value in keys.items()))
-        if done[-1]:
-            there -= keys.keys()
-            going += [key for by, key in keys if by is ITEM_SIZES]
-            instead |= dict([w.row for w in batch.writes if isinstance(w, Insert)])
-    link.execute("DELETE FROM items WHERE pos = ANY(%s)", (ints(going),))
-    if instead:
-        link.execute(
-            "INSERT INTO items SELECT * FROM unnest(%s, %s)", (ints(instead), [*instead.values()])
-        )
-    return done
-
-
-def _lock_items(link: Link, known: Mapping[Any, Any]) -> list[int]:
-    """Lock the rows of items that still begin as known. Return their positions."""
-    begins = {pos: begin for (by, pos), begin in known.items() if by is ITEM_SIZES}
-    if not begins:
-        return []
-    rows = link.execute(_UNCHANGED, (ints(begins), [*begins.values()])).fetchall()
-    return [pos for (pos,) in rows]
-
-
-def _drop_blobs(link: Link, known: Mapping[Any, Any]) -> list[bytes]:
-    """Remove the blobs whose uses are as known. Return their digests."""
-    uses = {digest: count for (by, digest), count in known.items() if by is BLOB_VERSIONS}
-    if not uses:
-        return []
-    rows = link.execute(_DEAD_BLOBS, ([*uses], ints(uses.values()))).fetchall()
-    return [digest for (digest,) in rows]
