@@ -176,8 +176,8 @@ def test_no_connection_is_lost_for_good(
 
         def is_whole() -> bool:
             thread.submit(home.session().load).result()
-            pool = backend._connections._pool
-            return pool is not None and pool.get_stats()["pool_available"] == 1
+            pool = backend._connections.pool
+            return not pool._loans and len(pool._idle) == 1
 
         for n in itertools.count(1, 5):
             # At a `try` no signal is looked for either, and a `with` around it would not notice.

@@ -35,7 +35,7 @@ from holdfast.storage.postgres import connection, notify, writer
 from holdfast.storage.postgres import schema as postgres_schema
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.postgres.connection import Link, Target, Unconfirmed, is_cut
-from holdfast.storage.postgres.pool import Single
+from holdfast.storage.postgres.pool import Pool
 from holdfast.storage.postgres.reader import PostgresView
 from holdfast.storage.reader import Reader, open_reader
 from holdfast.storage.rows import (
@@ -418,9 +418,8 @@ def test_no_more_connections_than_asked_for(url: str, store: holdfast.Store, sch
         for thread in threads:
             thread.join()
         assert [len(s.load()["log"]) for s in sessions] == [5] * 12
-        pool = backend_of(small)._connections._pool
-        assert pool is not None
-        assert pool.get_stats()["pool_size"] == 2
+        pool = backend_of(small)._connections.pool
+        assert len(pool._idle) == 2
 
 
 def test_a_thread_that_reads_may_write(url: str, store: holdfast.Store) -> None:
@@ -442,7 +441,7 @@ def test_a_thread_that_reads_may_write(url: str, store: holdfast.Store) -> None:
         for thread in threads:
             thread.join()
         assert done == [True] * 3
-        assert not backend_of(small)._connections._loans
+        assert not backend_of(small)._connections.pool._loans
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -1072,8 +1071,7 @@ def test_what_was_never_sent_is_in_no_doubt(
         session.save({"log": []})
         session.append("log", 0)
         connections = backend_of(other)._connections
-        with connections._saver.lock:
-            connections._saver.release()
+        connections.saver.clear()
         inside, done = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -1085,7 +1083,7 @@ def test_what_was_never_sent_is_in_no_doubt(
         holding.start()
         inside.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(Single, "_connect", cut)
+            patch.setattr(Pool, "_connect", cut)
             with pytest.raises(Unavailable, match="couldn't get a connection") as caught:
                 ACTS[kind](session)
         assert "may have been made" not in str(caught.value.hint)
@@ -1114,7 +1112,7 @@ def test_who_sends_much_waits_for_what_the_server_says(
         other.session("s").save({"noise": os.urandom(3_000_000)})
         assert patience[0] is not None
         assert 9.0 <= patience[0] < 9.5
-        with backend_of(other)._connections.lend(time.monotonic() + 5) as link:
+        with backend_of(other)._connections.pool.lend(time.monotonic() + 5) as link:
             assert link.patience == 6.0
 
 

@@ -416,7 +416,7 @@ def test_closed_while_one_waits_to_write(sessions: list[holdfast.Session], url: 
         except holdfast.InvalidRequest as e:
             failed.append(e)
 
-    with connections._saver.lock:
+    with connections.saver.lend(time.monotonic() + 5):
         threads = [threading.Thread(target=append)]
         threads[0].start()
         until(backend_of(other)._group.lock.locked)
@@ -427,8 +427,8 @@ def test_closed_while_one_waits_to_write(sessions: list[holdfast.Session], url: 
         thread.join(20)
         assert not thread.is_alive()
     assert len(failed) == 1
-    assert connections._saver._link is None
-    assert connections._side._link is None
+    assert not connections.saver._idle
+    assert not connections.side._idle
 
 
 def test_a_parent_that_was_forgotten_is_nobodys_base(store: holdfast.Store) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import random
 import time
-import weakref
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psycopg
@@ -92,12 +92,8 @@ class PostgresBackend(Backend):
         with self._maintenance() as link:
             found = schemas.prepare(link, target, create=bool(create) and not read_only)
         self._is_tallied = found == schemas.FORMAT
-        _open_backends.add(self)
 
     # -- connections ---------------------------------------------------------------------------
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self._timeout
 
     @contextmanager
     def _maintenance(self) -> Iterator[Link]:
@@ -117,62 +113,60 @@ class PostgresBackend(Backend):
                 f"the store {self.path} was opened read-only", hint="open it without read_only"
             )
 
-    def _go_on(self, e: psycopg.Error, deadline: float, pause: float) -> None:
-        """Wait before another attempt. Raise if an attempt is useless, or if no time is left."""
-        cut = is_cut(e)
-        if time.monotonic() + pause >= deadline or not (cut or is_worth_another_try(e)):
-            raise self._target.error(e) from e
-        if cut:
-            self._connections.distrust()
-        time.sleep(pause)
+    def _retry(self, do: Callable[[float], _T]) -> _T:
+        """Return the result of `do(deadline)`. Repeat it as long as that may help."""
+        deadline = time.monotonic() + self._timeout
+        for pause in _pauses():
+            try:
+                return do(deadline)
+            except psycopg.Error as e:
+                cut = is_cut(e)
+                if time.monotonic() + pause >= deadline or not (cut or is_worth_another_try(e)):
+                    raise self._target.error(e) from e
+                if cut:
+                    self._connections.pool.clear()
+            time.sleep(pause)
+        raise AssertionError
+
+    def _aside(self, do: Callable[[Link], _T]) -> _T:
+        def attempt(deadline: float) -> _T:
+            with self._connections.side.lend(deadline) as link:
+                return do(link)
+
+        return self._retry(attempt)
 
     @contextmanager
     def view(self) -> Iterator[View]:
         self._connections.check_open()
         with self._target.translated(), ExitStack() as held:
 
-            def begin() -> Link:
-                deadline = self._deadline()
-                for pause in _pauses():
-                    lent = ExitStack()
-                    try:
-                        link = lent.enter_context(self._connections.lend(deadline))
-                        link.ask(_BEGIN)
-                    except psycopg.Error as e:
-                        lent.close()
-                        self._go_on(e, deadline, pause)
-                    except BaseException:
-                        lent.close()
-                        raise
-                    else:
-                        held.push(lent)
-                        held.callback(_end, link)
-                        link.deadline = None
-                        return link
-                raise AssertionError
+            def begin(deadline: float) -> Link:
+                with ExitStack() as lent:
+                    link = lent.enter_context(self._connections.pool.lend(deadline))
+                    link.ask(_BEGIN)
+                    held.push(lent.pop_all())
+                held.callback(_end, link)
+                link.deadline = None
+                return link
 
-            yield PostgresView(begin(), self._target, begin, tallied=self._is_tallied)
+            renew = partial(self._retry, begin)
+            yield PostgresView(renew(), self._target, renew, tallied=self._is_tallied)
 
     # -- writing -------------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> None:
         self._check_writable()
-        deadline = self._deadline()
-        alone = self._join(batch) if writer.fits(batch) else _Alone()
-        if alone is not None:
-            self._write_alone(batch, deadline, alone.why)
+        try:
+            if not writer.fits(batch):
+                raise _Alone
+            self._group.join(batch)
+        except _Alone as e:
+            self._write_alone(batch, e.why)
         self._notifier.poke()
 
     def renew(self, session: int, token: bytes) -> bool:
         self._check_writable()
         return self._aside(lambda link: writer.renew(link, session, token))
-
-    def _join(self, batch: Batch) -> _Alone | None:
-        try:
-            self._group.join(batch)
-        except _Alone as e:
-            return e
-        return None
 
     def _write_together(self, members: list[Member[Batch]]) -> None:
         """Write the changes of several members. Those that cannot be batched are retried alone."""
@@ -184,7 +178,7 @@ class PostgresBackend(Backend):
         allowed = max(self._timeout / 3, sum([writer.seconds(batch) for batch in batches]))
         unsure: psycopg.Error | None = None
         try:
-            with self._connections.saver(time.monotonic() + allowed) as link:
+            with self._connections.saver.lend(time.monotonic() + allowed) as link:
                 unsure = psycopg.OperationalError("another thread was interrupted")
                 if len(batches) == 1:
                     writer.write(link, *batches)
@@ -196,7 +190,7 @@ class PostgresBackend(Backend):
         except psycopg.Error as e:
             unsure = unsure and e  # without a connection nothing was sent
             if is_cut(e):
-                self._connections.distrust()
+                self._connections.pool.clear()
         except Exception as e:
             if len(batches) > 1:
                 raise
@@ -206,29 +200,27 @@ class PostgresBackend(Backend):
                 if not member.done:
                     member.finish(_Alone(unsure))
 
-    def _write_alone(
-        self, batch: Batch, deadline: float, unsure: psycopg.Error | None = None
-    ) -> None:
+    def _write_alone(self, batch: Batch, unsure: psycopg.Error | None = None) -> None:
         """By ourselves, after a try with others that failed, or without one."""
         writer.check_size(batch)
         if unsure is not None and not is_cut(unsure):
             unsure = None
-        for pause in _pauses():
-            sent = False
-            try:
-                with self._connections.lend(deadline) as link:
-                    sent = True
-                    self._attempt(link, batch, unsure)
-                break
-            except psycopg.Error as e:
-                if sent and is_cut(e):
-                    unsure = e
+
+        def attempt(deadline: float) -> None:
+            nonlocal unsure
+            with self._connections.pool.lend(deadline) as link:
                 try:
-                    self._go_on(e, deadline, pause)
-                except Unavailable as refused:
-                    if unsure is not None:
-                        raise self._unknown(unsure) from e
-                    raise refused from e
+                    self._attempt(link, batch, unsure)
+                except psycopg.Error as e:
+                    unsure = e if is_cut(e) else unsure
+                    raise
+
+        try:
+            self._retry(attempt)
+        except Unavailable as e:
+            if unsure is not None:
+                raise self._unknown(unsure) from e
+            raise
 
     def _attempt(self, link: Link, batch: Batch, unsure: psycopg.Error | None) -> None:
         """One try at a change; after one whose outcome is `unsure`, a refusal may be an echo.
@@ -262,20 +254,19 @@ class PostgresBackend(Backend):
         """Run `do` in a transaction of gc, again after a cut: it then finds only the rest."""
         # Always durable: if a sweep were forgotten, a trim would take rows that are needed again.
         self._check_writable()
-        deadline, target = self._deadline(), self._target._replace(durability="full")
-        for pause in _pauses():
+        target = self._target._replace(durability="full")
+
+        def attempt(_deadline: float) -> _T:
+            link = target.connect()
             try:
-                link = target.connect()
-                try:
-                    with maintain.alone(link, self._target.schema):
-                        done = do(link)
-                finally:
-                    link.close()
-                self._notifier.poke()
-                return done
-            except psycopg.Error as e:
-                self._go_on(e, deadline, pause)
-        raise AssertionError
+                with maintain.alone(link, target.schema):
+                    return do(link)
+            finally:
+                link.close()
+
+        done = self._retry(attempt)
+        self._notifier.poke()
+        return done
 
     def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
         return self._collect(lambda link: maintain.write_all(link, first, rest))
@@ -323,16 +314,6 @@ class PostgresBackend(Backend):
         return False
 
     # -- small things --------------------------------------------------------------------------
-
-    def _aside(self, do: Callable[[Link], _T]) -> _T:
-        deadline = self._deadline()
-        for pause in _pauses():
-            try:
-                with self._connections.side(deadline) as link:
-                    return do(link)
-            except psycopg.Error as e:
-                self._go_on(e, deadline, pause)
-        raise AssertionError
 
     def version(self) -> object:
         """Return the state of all heads.
@@ -392,15 +373,6 @@ class PostgresBackend(Backend):
         return self._aside(take)
 
     def reset_lock(self) -> None:
-        return  # its own hooks see to that
-
-    def before_fork(self) -> None:
-        self._connections.before_fork()
-
-    def after_fork_in_parent(self) -> None:
-        self._connections.after_fork_in_parent()
-
-    def after_fork_in_child(self) -> None:
         self._connections.reset()
         self._group.reset()
         self._notifier.reset()
@@ -409,8 +381,7 @@ class PostgresBackend(Backend):
     def close(self) -> None:
         self._notifier.stop()
         self._listener.stop()
-        self._connections.close()
-        _open_backends.discard(self)
+        self._connections.clear(close=True)
 
 
 def _pauses() -> Iterator[float]:
@@ -430,33 +401,3 @@ def _end(link: Link) -> None:
         except psycopg.Error as e:
             logger.debug("a connection broke behind a reader: %s", type(e).__name__)
             link.close()
-
-
-# -- fork safety ---------------------------------------------------------------------------------
-
-_open_backends: weakref.WeakSet[PostgresBackend] = weakref.WeakSet()
-_forking: list[PostgresBackend] = []
-
-
-def _before_fork() -> None:
-    for backend in list(_open_backends):
-        backend.before_fork()
-        _forking.append(backend)
-
-
-def _after_fork_in_parent() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_parent()
-
-
-def _after_fork_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )

@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 from holdfast.errors import UNREADABLE
 from holdfast.format import records
 from holdfast.format.records import MAX_SEQ, position
-from holdfast.storage.contract import StaleHead
+from holdfast.storage.contract import Batch, StaleHead
 from holdfast.storage.postgres import writer
 from holdfast.storage.postgres.schema import lock_key
 from holdfast.storage.tally import Tally
@@ -18,7 +18,6 @@ from holdfast.storage.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.storage.contract import Batch
     from holdfast.storage.postgres.connection import Link
     from holdfast.storage.reader import Reader
 
@@ -36,7 +35,8 @@ def write_all(link: Link, first: Batch, rest: Sequence[Batch]) -> list[bool]:
     """Write a batch, and all others that are not refused.
 
     All sessions are locked at once, in order, so that no two transactions wait for each other.
-    Copies are excluded by an advisory lock, so the counters do not change meanwhile.
+    Copies are excluded by an advisory lock, so the counters do not change meanwhile. Batches that
+    only remove unchanged rows, of which there are many, are one statement.
     """
     writer.check(link, first.guards)
     writer.execute(link, first)
@@ -46,13 +46,15 @@ def write_all(link: Link, first: Batch, rest: Sequence[Batch]) -> list[bool]:
             "SELECT 1 FROM heads WHERE session = ANY(%s) ORDER BY session FOR UPDATE",
             ([*sessions],),
         )
-    done = []
-    for batch in rest:
-        done.append(False)
+    done = writer.hold(link, rest)
+    trims = [n for n, batch in enumerate(rest) if not batch.guards and writer.removed_if(batch)]
+    writer.execute(link, Batch(writes=[w for n in trims if done[n] for w in rest[n].writes]))
+    for n in {*range(len(rest))}.difference(trims):
+        done[n] = False
         with suppress(StaleHead), link.transaction():
-            writer.check(link, batch.guards)
-            writer.execute(link, batch)
-            done[-1] = True
+            writer.check(link, rest[n].guards)
+            writer.execute(link, rest[n])
+            done[n] = True
     return done
 
 

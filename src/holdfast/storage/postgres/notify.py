@@ -98,7 +98,7 @@ class Notifier:
 
     def _notify(self) -> bool:
         """Notify the listeners. Returns whether there are any."""
-        with self._connections.side(time.monotonic() + min(5.0, self._target.timeout)) as link:
+        with self._connections.side.lend(time.monotonic() + min(5.0, self._target.timeout)) as link:
             if link.execute(_LISTENED, _badge(self._target.schema)).fetchone() != (True,):
                 return False
             link.execute(self._sql)

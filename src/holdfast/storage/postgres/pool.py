@@ -1,12 +1,13 @@
 """Lend connections: a pool, one connection for most saves, and one for small tasks.
 
-A thread that has a connection of the pool never waits for a second one. So no two threads wait for
+A thread that has a connection of a pool never waits for a second one. So no two threads wait for
 each other.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 import weakref
@@ -15,21 +16,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from holdfast.errors import InvalidRequest
-from holdfast.storage.postgres.connection import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
-    from holdfast.storage.postgres.connection import Target
-
-_PATIENCE = 0.25
-"""Seconds after which a thread that waits for a connection tries to connect, to learn the reason.
-"""
-
+    from holdfast.storage.postgres.connection import Link, Target
 
 _SAVER = """SELECT set_config(name, 'off', false) FROM unnest(
 ARRAY['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) name
@@ -37,32 +30,80 @@ UNION ALL SELECT set_config('plan_cache_mode', 'force_generic_plan', false)"""
 """Settings of the saving connection: it looks up single rows, and plans each statement once."""
 _LOCKED = 0.05
 """Seconds for which all saves may wait for a lock that concerns one of them."""
+_TICK = 0.1
+"""Seconds until a waiting thread looks again, in case nobody told it of a connection."""
+_IDLE = 600.0
+"""Seconds after which a connection that nobody needed is closed."""
 
 
-class Single:
-    """One connection, for one user at a time."""
+class _Loan:
+    """A connection that a thread has, or is about to get."""
+
+    __slots__ = ("__weakref__", "link")
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+
+
+class Pool:
+    """At most `size` connections, each lent to one user at a time.
+
+    The user connects, so an error has its reason. A loan counts as long as it exists: an interrupt
+    may come at any point, and nothing has to be given back.
+    """
 
     def __init__(
-        self, target: Target, check_open: Callable[[], None], settings: str | None = None
+        self, target: Target, size: int, settings: str | None = None, *, closed: bool = False
     ) -> None:
-        self.lock = threading.Lock()
-        self._target, self._check_open, self._settings = target, check_open, settings
-        self._link: Link | None = None
+        self._target, self._size, self._settings = target, size, settings
+        self._closed = closed
+        self._lock = threading.Lock()
+        self._loans: dict[weakref.ref[_Loan], int] = {}
+        """The loans, with their threads."""
+        self._idle: list[tuple[float, Link]] = []
+        """The connections that are not lent, with the time since when; the latest is the last."""
+        self._returned: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @contextmanager
     def lend(self, deadline: float) -> Iterator[Link]:
-        with self.lock:
-            self._check_open()
-            link = self._link
-            if link is None or link.pgconn.transaction_status != TransactionStatus.IDLE:
-                self.release()
-                link = self._link = self._connect()
-            link.deadline = deadline
-            try:
-                yield link
-            finally:
-                if link.pgconn.transaction_status != TransactionStatus.IDLE:
-                    self.release()
+        """Lend a connection to this thread.
+
+        Raise psycopg's error if there is none by the deadline.
+        """
+        loan = _Loan()
+        try:
+            while not self._admit(loan):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise psycopg.OperationalError("couldn't get a connection: all are in use")
+                with suppress(queue.Empty):
+                    self._returned.get(timeout=min(left, _TICK))
+            if loan.link is None:
+                loan.link = self._connect()
+            loan.link.deadline = deadline
+            yield loan.link
+        finally:
+            self._give_back(loan)
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("the store is closed", hint="open it again")
+
+    def _admit(self, loan: _Loan) -> bool:
+        """Begin a loan, with an idle connection if there is one.
+
+        Return False if all connections are lent, unless this thread has one of them.
+        """
+        thread = threading.get_ident()
+        with self._lock:
+            self.check_open()
+            if len(self._loans) >= self._size and thread not in self._loans.values():
+                return False
+            self._loans[weakref.ref(loan, self._loans.pop)] = thread
+            while self._idle and loan.link is None:
+                _, link = self._idle.pop()
+                loan.link = link if _is_usable(link) else None
+        return True
 
     def _connect(self) -> Link:
         link = self._target.connect()
@@ -74,23 +115,39 @@ class Single:
                 raise
         return link
 
-    def release(self) -> None:
-        """Close the connection. The caller holds the lock."""
-        link, self._link = self._link, None
-        if link is not None:
-            with suppress(psycopg.Error):
-                link.close()
+    def _give_back(self, loan: _Loan) -> None:
+        link, now = loan.link, time.monotonic()
+        if link is not None and link.owner != os.getpid():
+            return  # the pool is that of the parent
+        with self._lock:
+            if link is not None and _is_usable(link):
+                self._idle.append((now, link))
+            self._loans.pop(weakref.ref(loan), None)
+            most = 0 if self._closed else max(0, self._size - len(self._loans))
+            while self._idle and (len(self._idle) > most or now - self._idle[0][0] > _IDLE):
+                _close(self._idle.pop(0)[1])
+        if self._returned.qsize() < self._size:
+            self._returned.put(None)
+
+    def clear(self, *, close: bool = False) -> None:
+        """Close the idle connections. With `close`, those in use are closed when they return."""
+        with self._lock:
+            self._closed = self._closed or close
+            while self._idle:
+                _close(self._idle.pop()[1])
 
 
-class _Loan:
-    """A connection that a thread has, or is about to get."""
+def _is_usable(link: Link) -> bool:
+    """Return whether a connection has no transaction open. Close it otherwise."""
+    if link.pgconn.transaction_status == TransactionStatus.IDLE:
+        return True
+    _close(link)
+    return False
 
-    __slots__ = ("__weakref__", "link", "pool")
 
-    def __init__(self) -> None:
-        self.link: Link | None = None
-        self.pool: ConnectionPool[Link] | None = None
-        """The pool that it is returned to."""
+def _close(link: Link) -> None:
+    with suppress(psycopg.Error):
+        link.close()
 
 
 class Connections:
@@ -100,142 +157,36 @@ class Connections:
         self._target, self._size = target, size
         self._closed = False
         self.reset()
+        _open.add(self)
 
     def reset(self) -> None:
         """Start from scratch. A forked child calls this, because it has no connections yet."""
-        self._lock = threading.Lock()
-        target = self._target
-        self._side = Single(target._replace(durability="full"), self.check_open)
+        target, closed = self._target, self._closed
         hasty = target._replace(lock_timeout=min(_LOCKED, target.lock_timeout))
-        self._saver = Single(hasty, self.check_open, _SAVER)
-        self._pid = os.getpid()
-        self._pool: ConnectionPool[Link] | None = None
-        self._loans: dict[weakref.ref[_Loan], int] = {}
-        """The loans by thread. An interrupt may come at any point: loans of ended threads do not
-        count."""
+        self.pool = Pool(target, self._size, closed=closed)
+        self.saver = Pool(hasty, 1, _SAVER, closed=closed)
+        """For group commits. It does not wait long for a lock."""
+        self.side = Pool(target._replace(durability="full"), 1, closed=closed)
+        """For short tasks that must not wait for the pool."""
 
     def check_open(self) -> None:
-        if self._closed:
-            raise InvalidRequest("the store is closed", hint="open it again")
+        self.pool.check_open()
 
-    def close(self) -> None:
-        self._closed = True
-        with self._saver.lock, self._side.lock, self._lock:
-            self._release()
+    def clear(self, *, close: bool = False) -> None:
+        """Close the idle connections; with `close`, all of them, for good."""
+        self._closed = self._closed or close
+        for pool in (self.saver, self.side, self.pool):
+            pool.clear(close=close)
 
-    def _release(self) -> None:
-        """Close the idle connections. Those in use are closed when they are returned."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-        self._side.release()
-        self._saver.release()
 
-    @contextmanager
-    def lend(self, deadline: float) -> Iterator[Link]:
-        """Lend a connection to this thread.
+_open: weakref.WeakSet[Connections] = weakref.WeakSet()
 
-        Raise psycopg's error if there is none by the deadline.
-        """
-        loan = _Loan()
-        try:
-            try:
-                link = self._take(loan, deadline)
-                link.deadline = deadline
-                yield link
-            finally:
-                self._give_back(loan)
-        finally:  # also if an interrupt has kept it from being given back
-            self._loans.pop(weakref.ref(loan), None)
 
-    def _take(self, loan: _Loan, deadline: float) -> Link:
-        thread = threading.get_ident()
-        while True:
-            with self._lock:
-                self.check_open()
-                pool = self._pool
-                if pool is None:
-                    pool = self._pool = self._start()
-                full = len(self._loans) >= self._size
-                alone = full and thread in self._loans.values()
-                self._loans[weakref.ref(loan, self._loans.pop)] = thread
-            if alone:
-                loan.link = link = self._target.connect()
-                return link
-            left = deadline - time.monotonic()
-            try:
-                loan.pool = pool
-                loan.link = link = pool.getconn(max(left if full else min(left, _PATIENCE), 1e-3))
-            except PoolClosed:  # which a fork does, and who replaces it
-                self._loans.pop(weakref.ref(loan), None)
-                continue
-            except PoolTimeout:
-                if full or time.monotonic() >= deadline:
-                    raise
-                loan.pool, began = None, time.monotonic()
-                loan.link = link = self._target.connect()  # or an error with the reason
-                if time.monotonic() - began < _PATIENCE:
-                    self._replace_if_lossy(pool)
-            return link
+def _before_fork() -> None:
+    """Close the idle connections: a child would share them."""
+    for connections in list(_open):
+        connections.clear()
 
-    def _replace_if_lossy(self, pool: ConnectionPool[Link]) -> None:
-        """Replace a pool that has lost connections.
 
-        An interrupt inside of it can lose one. The pool then gives none although few are lent and
-        connecting is quick.
-        """
-        if pool.get_stats()["pool_size"] >= self._size:
-            with self._lock:
-                if self._pool is pool:
-                    self._pool = None
-            pool.close(_PATIENCE)
-
-    def _start(self) -> ConnectionPool[Link]:
-        return ConnectionPool(
-            "",
-            connection_class=Link,
-            kwargs=self._target.kwargs,
-            configure=self._target.configure,
-            min_size=0,
-            max_size=self._size,
-            reconnect_timeout=1.0,
-            num_workers=1,
-            open=True,
-        )
-
-    def _give_back(self, loan: _Loan) -> None:
-        link, pool = loan.link, loan.pool
-        if link is not None and os.getpid() == self._pid == link.owner:
-            if pool is None or link.pgconn.transaction_status != TransactionStatus.IDLE:
-                link.close()
-            if pool is not None:
-                pool.putconn(link)
-
-    def distrust(self) -> None:
-        """After a broken connection: do not trust the idle ones either."""
-        with self._lock:
-            pool = self._pool
-        if pool is not None:
-            pool.drain()
-
-    def side(self, deadline: float) -> AbstractContextManager[Link]:
-        """Yield the connection for short tasks that must not wait for the pool."""
-        return self._side.lend(deadline)
-
-    def saver(self, deadline: float) -> AbstractContextManager[Link]:
-        """Yield the connection for group commits. It does not wait long for a lock."""
-        return self._saver.lend(deadline)
-
-    # -- fork safety ---------------------------------------------------------------------------
-
-    def before_fork(self) -> None:
-        """Close all connections. A child must not share them, and has no threads of the pool."""
-        self._saver.lock.acquire()
-        self._side.lock.acquire()
-        self._lock.acquire()
-        self._release()
-
-    def after_fork_in_parent(self) -> None:
-        self._lock.release()
-        self._side.lock.release()
-        self._saver.lock.release()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)

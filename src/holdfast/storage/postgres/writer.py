@@ -56,9 +56,6 @@ _EXISTS = "WITH held AS (SELECT 1 FROM heads WHERE session = %s FOR SHARE)"
 _NEXT = """, moved AS (INSERT INTO spans AS s SELECT %s, 1, %s FROM held
 WHERE %s = 1 OR EXISTS (SELECT 1 FROM spans WHERE session = %s)
 ON CONFLICT (session) DO UPDATE SET next = excluded.next WHERE s.next = %s RETURNING session)"""
-_HELD = """WITH held AS (SELECT 1 FROM unnest(%s, %s) t (key, value)
-JOIN {0} o ON o.{1} = t.key AND {2} = t.value FOR UPDATE OF o),
-moved AS (SELECT 1 WHERE (SELECT count(*) FROM held) = %s)"""
 # A blob that is removed and written again must not look to gc like the one before.
 _BLOBS = """, {} AS (INSERT INTO blobs AS b (digest, uses, body)
 SELECT t.digest, %s, t.body FROM moved, unnest(%s, %s) t (digest, body)
@@ -213,7 +210,8 @@ class Statement:
         self._text: list[str] = []
         self._values: list[Any] = []
         self._tables: dict[str, _Writes] = {}
-        self._others: dict[type, list[Any]] = {Share: [], Rename: [], DeleteIf: []}
+        self._shares: list[Share] = []
+        self._renames: list[Rename] = []
         for write in batch.writes:
             self._collect(write)
         self._begin(batch)
@@ -224,7 +222,7 @@ class Statement:
         for writes in self._tables.values():
             self._replace(writes)
             self._remove(writes)
-        for session, name, body, _ in self._others[Rename]:
+        for session, name, body, _ in self._renames:
             self._add(_RENAME, hash_of(name), name, body, session)
         self._tally()
         self._share()
@@ -238,10 +236,12 @@ class Statement:
         return self._tables.get(table) or _Writes(table)
 
     def _collect(self, write: Any) -> None:
-        """Sort a write by its kind and its table."""
-        if type(write) in self._others:
-            self._others[type(write)].append(write)
-        if isinstance(write, Share | Rename):
+        """Sort a write by its table."""
+        if isinstance(write, Share):
+            self._shares.append(write)
+            return
+        if isinstance(write, Rename):
+            self._renames.append(write)
             return
         table = write.by.table if isinstance(write, DeleteIf) else write.table
         writes = self._tables.setdefault(table, _Writes(table))
@@ -264,8 +264,6 @@ class Statement:
         elif is_entries(batch):
             self._take_turn(batch.guards[0])
             return
-        elif self._others[DeleteIf]:
-            self._hold(self._others[DeleteIf])
         else:
             self._add(_ALWAYS)
         self._span()
@@ -289,13 +287,6 @@ class Statement:
         places = [pos for pos, _ in self._tables["journal"].new.values()]
         session, first = places[0] >> SEQ_BITS, places[0] & MAX_SEQ
         self._add(_NEXT, session, first + len(places), first, session, first)
-
-    def _hold(self, removals: Sequence[DeleteIf]) -> None:
-        """Lock rows that are removed only if they are as expected. One index finds all of them."""
-        by, _, column, _, self.refusal = removals[0]
-        known = {write.key[0]: write.value for write in removals}
-        text = _HELD.format(by.table, by.by[0], COMPUTED.get(column, column))
-        self._add(text, [*known], [*known.values()], len(known))
 
     def _insert(self, writes: _Writes) -> None:
         if writes.new:
@@ -358,7 +349,7 @@ class Statement:
         """Write and use blobs in the order of their digests, so that no two commits wait for each
         other. Add the end of the statement, which counts the blobs that are used.
         """
-        shares: list[Share] = sorted(self._others[Share], key=lambda share: share.digest)
+        shares = sorted(self._shares, key=lambda share: share.digest)
         for name, more, rewrite in (("blobs_", "", False), ("rewritten", _BODY, True)):
             some = {s.digest: s.body for s in shares if s.body is not None and s.rewrite is rewrite}
             if some:
@@ -408,7 +399,8 @@ def write(link: Link, batch: Batch) -> None:
     """Write all of a batch, or nothing. It is durable when this returns."""
     # The index of names refuses a second one.
     guards = [guard for guard in batch.guards if guard.by is not SESSIONS_BY_NAME]
-    if not guards or is_entries(batch):
+    removals = removed_if(batch)
+    if is_entries(batch) or not (guards or removals):
         execute(link, batch)
         return
     with link.transaction():
@@ -416,11 +408,13 @@ def write(link: Link, batch: Batch) -> None:
             exclude_gc(link)
         _lock(link, batch)
         check(link, guards)
+        if not all(hold(link, [batch])):
+            raise removals[0].refusal()
         execute(link, batch)
 
 
 def execute(link: Link, batch: Batch) -> None:
-    """Write a batch whose guards hold."""
+    """Write a batch whose guards hold, and whose conditional removals are due."""
     statement = Statement(batch)
     try:
         moved = link.ask(statement.text, statement.values).ntuples
@@ -472,6 +466,34 @@ def check(link: Link, guards: Sequence[Guard]) -> None:
     view = PostgresView(link, link.target)
     for guard in guards:
         contract.check(guard, view)
+
+
+_UNCHANGED = """SELECT o.{1}, t.value FROM unnest(%s, %s) t (key, value)
+JOIN {0} o ON o.{1} = t.key AND {2} = t.value ORDER BY o.{1} FOR UPDATE OF o"""
+
+
+def hold(link: Link, batches: Sequence[Batch]) -> list[bool]:
+    """Lock the rows that batches remove on condition. Return which batches may be made.
+
+    All rows of such a batch are unchanged, and no batch before it removes one of them.
+    """
+    removals = [{(w.by, w.column, *w.key, w.value) for w in removed_if(batch)} for batch in batches]
+    wanted = set().union(*removals)
+    there: set[tuple[Any, ...]] = set()
+    for by, column in {row[:2] for row in wanted}:
+        some = [row[2:] for row in wanted if row[:2] == (by, column)]
+        text = _UNCHANGED.format(by.table, by.by[0], COMPUTED.get(column, column))
+        found = link.rows(text, [[*each] for each in zip(*some, strict=True)])
+        there |= {(by, column, *row) for row in found}
+    done = []
+    for rows in removals:
+        done.append(rows <= there)
+        there -= rows if done[-1] else set()
+    return done
+
+
+def removed_if(batch: Batch) -> list[DeleteIf]:
+    return [write for write in batch.writes if isinstance(write, DeleteIf)]
 
 
 # A server that is stopped while it waits for its standby later shows a change that the standby
