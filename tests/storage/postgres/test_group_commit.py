@@ -19,6 +19,7 @@ from holdfast.format.item_streams import RowWrite
 from holdfast.storage.changes import Change
 from holdfast.storage.contract import StaleHead
 from holdfast.storage.group_commit import Member
+from holdfast.storage.postgres import backend as postgres_backend
 from holdfast.storage.postgres import writer
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.postgres.connection import Link
@@ -54,6 +55,12 @@ def url(schema: str) -> str:
 def store(url: str) -> Iterator[holdfast.Store]:
     with holdfast.open(url, create=True, durability="normal") as store:
         yield store
+
+
+@pytest.fixture(autouse=True)
+def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that those who act at once are in it."""
+    monkeypatch.setattr(postgres_backend, "_GROUPS", 1)
 
 
 @pytest.fixture
@@ -101,7 +108,7 @@ def together(
     store: holdfast.Store, acts: list[Callable[[], Any]]
 ) -> Iterator[dict[int, BaseException]]:
     """Let threads act at once, in one group, the first of them writing; and wait for them."""
-    group = backend_of(store)._group
+    group = backend_of(store)._groups[0]
     errors: dict[int, BaseException] = {}
 
     def run(n: int) -> None:
@@ -194,7 +201,7 @@ def test_a_head_that_is_held_makes_nobody_else_wait(
 def test_alone_one_does_not_hold_up_the_group_for_long(
     store: holdfast.Store, sessions: list[holdfast.Session], watched: Watched, schema: str
 ) -> None:
-    held, group = sessions[0]._writer.number, backend_of(store)._group
+    held, group = sessions[0]._writer.number, backend_of(store)._groups[0]
     with postgres.admin(search=schema) as link:
         with link.transaction():
             link.execute("SELECT 1 FROM heads WHERE session = %s FOR UPDATE", (held,))
@@ -343,8 +350,12 @@ def done_while_they_wait(url: str, how: str) -> Iterator[None]:
         thread.join()
 
 
-def test_many_threads_on_a_lossy_line(store: holdfast.Store, url: str) -> None:
+@pytest.mark.parametrize("groups", [1, 3])
+def test_many_threads_on_a_lossy_line(
+    store: holdfast.Store, url: str, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
     """Rows that replace others among them, and questions that arrive when nobody expects them."""
+    monkeypatch.setattr(postgres_backend, "_GROUPS", groups)
     port = urlsplit(url).port
     assert port is not None
     count, each = 8, 60
@@ -354,14 +365,13 @@ def test_many_threads_on_a_lossy_line(store: holdfast.Store, url: str) -> None:
         lossy = url.replace(f":{port}/", f":{proxy.port}/")
         with holdfast.open(lossy, timeout=6.0, durability="normal") as other:
             sizes: list[int] = []
-            group = backend_of(other)._group
-            write = group._write
+            for group in backend_of(other)._groups:
 
-            def counted(members: list[Member]) -> None:
-                sizes.append(len(members))
-                write(members)
+                def counted(members: list[Member], write: Any = group._write) -> None:
+                    sizes.append(len(members))
+                    write(members)
 
-            group._write = counted
+                group._write = counted
 
             def work(n: int) -> None:
                 session = other.session(f"s{n}")
@@ -419,7 +429,7 @@ def test_closed_while_one_waits_to_write(sessions: list[holdfast.Session], url: 
     with connections.saver.lend(time.monotonic() + 5):
         threads = [threading.Thread(target=append)]
         threads[0].start()
-        until(backend_of(other)._group.lock.locked)
+        until(backend_of(other)._groups[0].lock.locked)
         threads.append(threading.Thread(target=other.close))
         threads[1].start()
         until(lambda: connections._closed)

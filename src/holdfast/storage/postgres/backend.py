@@ -13,6 +13,7 @@ import random
 import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psycopg
@@ -58,6 +59,29 @@ class _Alone(Exception):
         self.why = why
 
 
+_GROUPS = 8
+"""The most statements of group commits at a time. While the server waits for the disk with one, it
+takes others, so that fewer threads wait for a whole statement of others before their own. With 8
+statements, 32 threads make twice as many appends as with 1."""
+
+
+class _Group(Group["Batch"]):
+    """Threads that commit together, and when the statement began that they wait for."""
+
+    def __init__(self, write: Callable[[list[Member[Batch]]], None]) -> None:
+        super().__init__(self._time)
+        self.began = 0.0
+        """0 if no statement is on its way."""
+        self._write_all = write
+
+    def _time(self, members: list[Member[Batch]]) -> None:
+        self.began = time.monotonic()
+        try:
+            self._write_all(members)
+        finally:
+            self.began = 0.0
+
+
 class PostgresBackend(Backend):
     """A store in PostgreSQL.
 
@@ -85,9 +109,10 @@ class PostgresBackend(Backend):
             url, schema, timeout=timeout, read_only=read_only, durability=durability
         )
         self.path = target.shown
-        self._connections = Connections(target, pool_size)
+        savers = min(pool_size, _GROUPS)
+        self._connections = Connections(target, pool_size, savers)
         self._notifier, self._listener = Notifier(self._connections, target), Listener(target)
-        self._group = Group(self._write_together)
+        self._groups = [_Group(self._write_together) for _ in range(savers)]
         self._version: tuple[object, object] = (None, None)
         with self._maintenance() as link:
             found = schemas.prepare(link, target, create=bool(create) and not read_only)
@@ -159,7 +184,8 @@ class PostgresBackend(Backend):
         try:
             if not writer.fits(batch):
                 raise _Alone
-            self._group.join(batch)
+            # One that writes nothing, or else the one that is done first.
+            min(self._groups, key=attrgetter("began")).join(batch)
         except _Alone as e:
             self._write_alone(batch, e.why)
         self._notifier.poke()
@@ -374,7 +400,8 @@ class PostgresBackend(Backend):
 
     def reset_lock(self) -> None:
         self._connections.reset()
-        self._group.reset()
+        for group in self._groups:
+            group.reset()
         self._notifier.reset()
         self._listener.reset()
 

@@ -1,4 +1,4 @@
-"""Lend connections: a pool, one connection for most saves, and one for small tasks.
+"""Lend connections: a pool, some connections for most saves, and one for small tasks.
 
 A thread that has a connection of a pool never waits for a second one. So no two threads wait for
 each other.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SAVER = """SELECT set_config(name, 'off', false) FROM unnest(
 ARRAY['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin']) name
 UNION ALL SELECT set_config('plan_cache_mode', 'force_generic_plan', false)"""
-"""Settings of the saving connection: it looks up single rows, and plans each statement once."""
+"""Settings for group commits, which look up single rows. Each statement is planned once."""
 _LOCKED = 0.05
 """Seconds for which all saves may wait for a lock that concerns one of them."""
 _TICK = 0.1
@@ -153,8 +153,8 @@ def _close(link: Link) -> None:
 class Connections:
     """All connections of a store. Those of a forked parent are never touched."""
 
-    def __init__(self, target: Target, size: int) -> None:
-        self._target, self._size = target, size
+    def __init__(self, target: Target, size: int, savers: int) -> None:
+        self._target, self._size, self._savers = target, size, savers
         self._closed = False
         self.reset()
         _open.add(self)
@@ -164,8 +164,8 @@ class Connections:
         target, closed = self._target, self._closed
         hasty = target._replace(lock_timeout=min(_LOCKED, target.lock_timeout))
         self.pool = Pool(target, self._size, closed=closed)
-        self.saver = Pool(hasty, 1, _SAVER, closed=closed)
-        """For group commits. It does not wait long for a lock."""
+        self.saver = Pool(hasty, self._savers, _SAVER, closed=closed)
+        """For group commits. They do not wait long for a lock."""
         self.side = Pool(target._replace(durability="full"), 1, closed=closed)
         """For short tasks that must not wait for the pool."""
 
