@@ -3,7 +3,8 @@
 All measures use a temporary server on this machine, with all settings for crash safety on. Each
 worker appends to a separate session as fast as it can. The workers are threads of one process with
 one store, or processes with one store each. pgbench inserts rows of the same length as an append,
-with the same number of clients.
+with the same number of clients. It also sends the statement of an append: this is the most that
+the server makes of it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ import psycopg
 from tests.support.postgres import Server, programs
 
 import holdfast
+from holdfast.format.item_streams import RowWrite
+from holdfast.storage.changes import Change
+from holdfast.storage.postgres.writer import Statement
+from holdfast.storage.rows import CheckpointRef, CheckpointRow
 
 from .lab import Lab, Row
 from .messages import Message, Writer, corpus
@@ -152,7 +157,7 @@ def _pgbench(url: str, workers: int, seconds: float, script: Path) -> float:
     command = [
         str(programs() / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={script}",
         f"--client={workers}", f"--jobs={min(workers, os.cpu_count() or 1)}",
-        f"--time={seconds:.0f}", url,
+        f"--time={seconds:.0f}", f"--define=n={time.monotonic_ns() // 1000 % 2**31}", url,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"tps = ([0-9.]+)", done)
@@ -173,7 +178,8 @@ def many_workers(lab: Lab) -> list[Row]:
     slowest: dict[tuple[str, int], list[float]] = defaultdict(list)
     corpus()  # built once for all children
     with server() as url, tempfile.TemporaryDirectory() as folder:
-        script = _insert(url, Path(folder))
+        script, own = _insert(url, Path(folder)), _append(url, Path(folder))
+        inside = f"{url}?options=-csearch_path%3Dworkers"
         for _ in range(rounds):
             for count in counts:
                 for kind, run in _KINDS.items():
@@ -181,6 +187,7 @@ def many_workers(lab: Lab) -> list[Row]:
                     rates[kind, count].append(len(taken) / seconds)
                     slowest[kind, count].append(taken[len(taken) * 99 // 100])
                 rates["pgbench", count].append(_pgbench(url, count, seconds, script))
+                rates["same statement", count].append(_pgbench(inside, count, seconds, own))
     return [
         _row(lab, kind, count, rates, slowest[kind, count]) for kind in _KINDS for count in counts
     ]
@@ -196,12 +203,14 @@ def _row(
     ours, raw = rates[kind, count], rates["pgbench", count]
     gain = Ratio.of(ours, rates[kind, 1])
     share = Ratio.of(ours, raw)
+    same = Ratio.of(ours, rates["same statement", count])
     judged = count == 32
     return lab.row(
         f"PostgreSQL: appends of {count} workers ({kind})",
         "≥ 8 × one worker, or ≥ 70 % of pgbench" if judged else "–",
         f"{statistics.median(ours):,.0f}/s, p99 {duration(slowest)}; {gain} one; "
-        f"{share.middle:.0%} of pgbench ({statistics.median(raw):,.0f}/s)",
+        f"{share.middle:.0%} of pgbench ({statistics.median(raw):,.0f}/s), {same.middle:.0%} of "
+        "pgbench with the same statement",
         passed=(gain.middle >= 8 or share.middle >= 0.7) if judged else None,
     )
 
@@ -216,6 +225,32 @@ def _insert(url: str, folder: Path) -> Path:
     script = folder / "insert.sql"
     body = os.urandom(int(statistics.mean(added))).hex()
     script.write_text(f"INSERT INTO bench (body) VALUES ('\\x{body}'::bytea);\n")
+    return script
+
+
+def _append(url: str, folder: Path) -> Path:
+    """Write a script for pgbench that sends the statement of an append to a session per client."""
+    session, head = 1 << 20, b"h" * 15
+    rows = [RowWrite(1, 0, 0, b"row")]
+    change = Change(session, head, head, None, CheckpointRow(1, b"id", b"body"), rows)
+    change.parent = CheckpointRef(1, b"id")
+    text = Statement(change.batch()).text
+    body, item, record = (f"'\\x{part.hex()}'::bytea" for part in (head, b"i" * 700, b"c" * 150))
+    place = ":pos::bigint"
+    for value in (body, ":session::bigint", body, ":root::bigint", "int8send(:root::bigint)",
+                  place, item, place, f"int8send({place})", record):  # fmt: skip
+        text = text.replace("%s", value, 1)
+    with psycopg.connect(url, autocommit=True) as link:
+        link.execute("SET search_path = workers")
+        numbers = f"FROM generate_series({session}, {session + max(_WORKERS)}) n"
+        link.execute(f"INSERT INTO heads SELECT n, {body} {numbers}".encode())
+        root = "n::bigint << 32, int8send(n::bigint << 32)"
+        link.execute(f"INSERT INTO checkpoints SELECT {root}, {record} {numbers}".encode())
+    script = folder / "append.sql"
+    script.write_text(
+        f"\\set n :n + 1\n\\set session {session} + :client_id\n"
+        f"\\set root :session * 4294967296\n\\set pos :root + :n\n{' '.join(text.split())};\n"
+    )
     return script
 
 

@@ -100,6 +100,16 @@ _DAMAGE = {"42P01", "42703", "42804", "42P10", "XX001", "XX002"}
 _CANCELED = "57014"
 _AGAIN = {"40001", "40P01", "55P03", _CANCELED}
 """SQLSTATEs: the statement was cancelled, by a deadlock or a timeout; nothing was written."""
+_LOCKED = "the store {} is locked by others", "a transaction may hang; pg_stat_activity shows it"
+_TROUBLE = dict.fromkeys(_AGAIN, _LOCKED) | {
+    _CANCELED: (
+        "the store {} took too long",
+        "open it with a longer timeout=…, or see in pg_stat_activity what it does",
+    ),
+    "53100": ("no room on {}", "nothing was lost; free some space and save again"),
+    "42501": ("not permitted on {}", "grant the role what it needs"),
+}
+"""What to tell of some SQLSTATEs, and what to do."""
 _NOT_NOW = {"53300", "57P03"}
 """SQLSTATEs: too many connections, or the server is starting up or shutting down."""
 _CUT = {"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"}
@@ -337,26 +347,8 @@ class Target(NamedTuple):
         code, what = e.sqlstate or "", self.plain(e)
         if code in _DAMAGE:
             return Corrupt(f"the store {self.shown} is damaged: {what}")
-        if code == _CANCELED:
-            return Unavailable(
-                f"the store {self.shown} took too long: {what}",
-                hint="open it with a longer timeout=…, or see in pg_stat_activity what it does",
-            )
-        if code in _AGAIN:
-            return Unavailable(
-                f"the store {self.shown} is locked by others: {what}",
-                hint="a transaction may hang; pg_stat_activity shows it",
-            )
-        if code == "53100":
-            return Unavailable(
-                f"no room on {self.shown}: {what}",
-                hint="nothing was lost; free some space and save again",
-            )
-        if code == "42501":
-            return Unavailable(
-                f"not permitted on {self.shown}: {what}", hint="grant the role what it needs"
-            )
-        return Unavailable(f"the store {self.shown} failed: {what}")
+        text, hint = _TROUBLE.get(code, ("the store {} failed", None))
+        return Unavailable(f"{text.format(self.shown)}: {what}", hint=hint)
 
     def plain(self, e: psycopg.Error) -> str:
         """Return the message of an error, on one line, without secrets."""

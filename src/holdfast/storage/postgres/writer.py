@@ -534,28 +534,19 @@ def landed(link: Link, batch: Batch) -> bool | None:
 _LARGE = 1 << 16
 """Changes of this many bytes are written alone, so that no other change waits for them."""
 
-_BEGIN = """WITH held AS (SELECT t.* FROM unnest({}) t
-(session, expect, head, pos, id, body, parent, parent_id, {})
+_MANY = """WITH held AS (SELECT t.* FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) t
+(session, expect, head, pos, id, body, parent, parent_id, item, row, pack, stop)
 JOIN heads h ON h.session = t.session AND h.body = t.expect
 WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.pos = t.parent AND c.id = t.parent_id)
 FOR UPDATE OF h SKIP LOCKED),
 moved AS (UPDATE heads h SET body = held.head FROM held WHERE h.session = held.session
 RETURNING held.*),
 checkpoint AS (INSERT INTO checkpoints SELECT pos, id, body FROM moved),
-item AS (INSERT INTO items SELECT item, row FROM moved WHERE item IS NOT NULL)"""
-_MANY_PACKS = """, pack AS (INSERT INTO items SELECT pack, row FROM moved WHERE pack IS NOT NULL
+item AS (INSERT INTO items SELECT item, row FROM moved WHERE item IS NOT NULL),
+pack AS (INSERT INTO items SELECT pack, row FROM moved WHERE pack IS NOT NULL
 ON CONFLICT (pos) DO UPDATE SET body = excluded.body),
-packed AS (DELETE FROM items i USING moved WHERE i.pos > pack AND i.pos < stop)"""
-_MANY_END = " SELECT session FROM moved"
-
-
-def _text(columns: str) -> str:
-    marks = ["%s"] * (8 + len(columns.split()))
-    return _BEGIN.format(", ".join(marks), columns)
-
-
-_PLAIN = _text("item, row") + _MANY_END
-_PACKING = _text("item, row, pack, stop") + _MANY_PACKS + _MANY_END
+packed AS (DELETE FROM items i USING moved WHERE i.pos > pack AND i.pos < stop)
+SELECT session FROM moved"""
 
 
 def fits(batch: Batch) -> bool:
@@ -583,13 +574,9 @@ def write_many(link: Link, batches: Sequence[Batch]) -> set[int]:
 
     The others are not written at all: their heads differ, or another transaction holds them.
     """
-    order = sorted(batches, key=session_of)
-    packing = any(len(batch.writes) > len(_APPEND) for batch in order)
-    lines = [_line(batch, packing=packing) for batch in order]
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    answer = link.ask(_PACKING if packing else _PLAIN, columns)
-    moved = [answer.get_value(n, 0) for n in range(answer.ntuples)]
-    return {int.from_bytes(session, "big") for session in moved if session is not None}
+    lines = [_line(batch) for batch in sorted(batches, key=session_of)]
+    moved = link.rows(_MANY, [[*column] for column in zip(*lines, strict=True)])
+    return {session for (session,) in moved}
 
 
 def session_of(batch: Batch) -> int:
@@ -597,15 +584,11 @@ def session_of(batch: Batch) -> int:
     return 0 if batch.swap is None else batch.swap.session
 
 
-def _line(batch: Batch, *, packing: bool) -> Row:
+def _line(batch: Batch) -> Row:
     """Return the columns of a batch that `fits`."""
     writes: list[Any] = batch.writes
     *gone, item, checkpoint = writes
     swap: Any = batch.swap
-    known = (swap.session, swap.expect, swap.body, *checkpoint.row, *swap.parent)
     pos, row = item.row
-    if not packing:
-        return (*known, pos, row)
-    if gone:
-        return (*known, None, row, gone[0].low, gone[0].high)
-    return (*known, pos, row, None, None)
+    place = (None, row, gone[0].low, gone[0].high) if gone else (pos, row, None, None)
+    return (swap.session, swap.expect, swap.body, *checkpoint.row, *swap.parent, *place)
