@@ -1,0 +1,79 @@
+"""A table in memory: its rows, in the order of some of their columns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.storage.contract import Key
+    from holdfast.storage.tables import Row
+
+
+class _Last:
+    """Comes after every value."""
+
+    def __gt__(self, _: object) -> bool:
+        return True
+
+    def __lt__(self, _: object) -> bool:
+        return False
+
+
+LAST = _Last()
+
+
+class Ordered:
+    """The rows of a table in the order of some of its columns. Every change can be repeated."""
+
+    __slots__ = ("_at", "_only", "keys", "rows")
+
+    def __init__(self, columns: Sequence[str], by: Iterable[str], only: str | None = None) -> None:
+        self._at = [columns.index(column) for column in by]
+        self._only = None if only is None else columns.index(only)
+        self.keys: list[Key] = []
+        self.rows: dict[Key, Row] = {}
+
+    def key(self, row: Row | None) -> Key | None:
+        """Return the key of a row; None if the row is not in this order."""
+        if row is None or (self._only is not None and row[self._only] is None):
+            return None
+        return tuple([row[i] for i in self._at])
+
+    def replace(self, old: Row | None, new: Row | None) -> None:
+        """Remove one row and add another one."""
+        before, after = self.key(old), self.key(new)
+        if before is not None and before != after:
+            self.remove(before)
+        if new is not None and after is not None:
+            self.rows[after] = new
+            self.keys[self._places(after)] = [after]
+
+    def remove(self, key: Key) -> None:
+        """Remove the row with this key, if there is one."""
+        self.rows.pop(key, None)
+        del self.keys[self._places(key)]
+
+    def fill(self, rows: Iterable[Row]) -> None:
+        """Replace all rows."""
+        self.rows = {key: row for row in rows if (key := self.key(row)) is not None}
+        self.keys = sorted(self.rows)
+
+    def copy(self) -> Ordered:
+        new = Ordered((), ())
+        new._at, new._only = self._at, self._only
+        new.keys, new.rows = self.keys.copy(), self.rows.copy()
+        return new
+
+    def _places(self, key: Key) -> slice:
+        return slice(bisect_left(self.keys, key), bisect_right(self.keys, key))
+
+    def between(self, low: Key, high: Key, floor: Key | None = None) -> list[Key]:
+        """Return the keys from low to high, and the one before them if it is at least `floor`."""
+        start, stop = bisect_left(self.keys, low), bisect_left(self.keys, high)
+        at_low = start < len(self.keys) and self.keys[start] == low
+        if floor is not None and start > 0 and not at_low and self.keys[start - 1] >= floor:
+            start -= 1
+        return self.keys[start:stop]
