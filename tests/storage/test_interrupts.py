@@ -22,6 +22,7 @@ from holdfast import storage
 from holdfast.storage import fs, group_commit, memory
 from holdfast.storage.files import session_folders, store_folder
 from holdfast.storage.files.log import SessionLog
+from holdfast.storage.ordered import Ordered
 from holdfast.storage.ordered_rows import OrderedRows
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.sqlite import wal, writer
@@ -329,10 +330,9 @@ def interrupt_next_call(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Non
     patch.setattr(owner, name, interrupt)
 
 
-# A ledger learns of a change that brings a label in another way than of most.
 MOMENTS = [
-    ("memory", OrderedRows, "replace", None), ("files", SessionLog, "add", None),
-    ("files", SessionLog, "add", "label"), ("files", SessionLog, "_apply_sweep", "label"),
+    ("memory", OrderedRows, "replace", None), ("files", SessionLog, "_write", None),
+    ("files", SessionLog, "_write", "label"), ("files", Ordered, "put", "label"),
     ("files", store_folder.StoreFolder, "tell", None), ("files", fs.Batch, "put", None),
     ("files", fs, "write_all", None),
 ]  # fmt: skip

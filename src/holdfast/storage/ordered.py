@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import cache
 from typing import TYPE_CHECKING
+
+from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from holdfast.storage.contract import Key
-    from holdfast.storage.tables import Row
+    from holdfast.storage.tables import Index, Row
+
+
+@cache
+def _places(index: Index) -> list[int]:
+    return [TABLES[index.table].columns.index(column) for column in index.columns]
+
+
+def looked_up(index: Index, row: Row) -> Row:
+    """Return the columns of an index, if all of them are in the row."""
+    return tuple([row[n] for n in _places(index)])
 
 
 class _Last:
@@ -48,8 +61,20 @@ class Ordered:
         if before is not None and before != after:
             self.remove(before)
         if new is not None and after is not None:
-            self.rows[after] = new
-            self.keys[self._places(after)] = [after]
+            self._put(after, new)
+
+    def put(self, row: Row) -> None:
+        """Add a row, or replace the one with its key."""
+        key = self.key(row)
+        if key is not None:
+            self._put(key, row)
+
+    def _put(self, key: Key, row: Row) -> None:
+        self.rows[key] = row
+        if not self.keys or key > self.keys[-1]:  # most rows come in order
+            self.keys.append(key)
+        else:
+            self.keys[self._places(key)] = [key]
 
     def remove(self, key: Key) -> None:
         """Remove the row with this key, if there is one."""

@@ -587,10 +587,13 @@ def test_who_writes_knows_what_a_reader_would_find(opened):
 
     def compare():
         known = backend(store)._home.catalog.ledger(1)
-        read = files_log.SessionLog(filestore.folder(backend(store), 1))
+        read = files_log.SessionLog(filestore.folder(backend(store), 1), 1)
         read.read()
         assert known is not None
-        apart = {"_streams", "pins"}
+        for name, table in read.tables.items():
+            ours = known.tables[name]
+            assert (ours.keys, ours.rows) == (table.keys, table.rows), name
+        apart = {"_streams", "pins", "tables"}
         assert vars(known).keys() == vars(read).keys() >= apart
         for name in vars(read).keys() - apart:
             assert getattr(known, name) == getattr(read, name), name

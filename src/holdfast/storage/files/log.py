@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_left, insort
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,6 @@ from holdfast.format import rows as format_rows
 from holdfast.format.records import (
     MAX_SEQ,
     SEQ_BITS,
-    IndexTerm,
     former_name,
     position,
     seal_session,
@@ -27,17 +25,19 @@ from holdfast.format.records import (
 )
 from holdfast.intervals import joined, outside, whole
 from holdfast.storage import fs
-from holdfast.storage.contract import Delete, DeleteRange, Insert, Put, Rename
+from holdfast.storage.contract import Delete, DeleteRange, Insert, Put, Rename, StaleHead
 from holdfast.storage.files import row_json as text
-from holdfast.storage.rows import Address, JournalRow, LeaseRow, MarkKey, MarkRow
+from holdfast.storage.ordered import Ordered
+from holdfast.storage.rows import Address
+from holdfast.storage.tables import TABLES
 from holdfast.storage.tally import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from holdfast.intervals import Run
-    from holdfast.storage.contract import Batch, Refusal
+    from holdfast.storage.contract import Batch, Key, Refusal, Write
     from holdfast.storage.files.store_folder import StoreFolder
     from holdfast.storage.tables import Row
 
@@ -96,30 +96,92 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-_SHOWN: dict[str, Callable[..., list[Any]]] = {
-    "checkpoints": lambda pos, name, _: [pos & MAX_SEQ, ids.to_text(name)],
-    "keys": lambda _, key, seq: [text.show_name(key), seq],
-    "marks": lambda pos, kind, value, body: [
-        pos & MAX_SEQ, kind, text.show_name(value), text.show_row(body),
-    ],
-    "operations": lambda pos, body: [
-        pos & MAX_SEQ, text.show_row(text.plain(format_rows.OPERATION, pos, body)),
-    ],
-    "tombs": lambda pos, body: [pos & MAX_SEQ, text.show_row(body)],
-    "facets": lambda kind, value, name: [kind, text.show_name(value), show_id(name)],
-    "gaps": lambda pos, ancestor, body: [
-        pos & MAX_SEQ, ancestor, text.show_row(text.plain(format_rows.GRAFT, pos, body)),
-    ],
+def show_id(id: bytes) -> str:
+    """Return the id of a checkpoint as text, or the number of a session as shorter text."""
+    return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
+
+
+def hide_id(shown: str) -> bytes:
+    if len(shown) != ids.CHARS:
+        return bytes.fromhex(shown)
+    id = ids.from_text(shown)
+    if id is None:
+        raise ValueError(shown)
+    return id
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_SHOW: dict[str, Callable[[Any], Any]] = {
+    "pos": lambda pos: pos & MAX_SEQ, "id": show_id, "body": text.show_row,
+    "key": text.show_name, "value": text.show_name,
 }  # fmt: skip
-"""What a log says of a row of each table. The first line of a session has its row of `sessions`."""
-_REMOVED: dict[str, Callable[..., Any]] = {
-    "keys": lambda _, key: text.show_name(key),
-    "marks": lambda pos, kind, value: [pos & MAX_SEQ, kind, text.show_name(value)],
-    "tombs": lambda pos: pos & MAX_SEQ,
-    "facets": lambda kind, value, name: [kind, text.show_name(value), show_id(name)],
+"""How a log has the value of a column. All others are numbers, and stay as they are."""
+_HIDE: dict[str, Callable[[Any], Any]] = {
+    "pos": whole, "id": hide_id, "body": text.hide_row,
+    "key": text.hide_name, "value": text.hide_name, "kind": whole, "seq": whole,
+}  # fmt: skip
+
+
+class _Fact:
+    """How a log has rows of a table, and their removals.
+
+    A row is a list of its columns. The number of the session is left out, also from positions. The
+    removal of a row is its key, under the name of the table with `un` before it.
+    """
+
+    def __init__(self, table: str, *, plain: int | None = None, has: int | None = None) -> None:
+        self.table, self._plain = table, plain
+        self._of_session = TABLES[table].columns[0] == "session"
+        skipped = 1 if self._of_session else 0
+        self._columns = TABLES[table].columns[skipped:has]
+        self._key = TABLES[table].key - skipped
+
+    def show(self, row: Row) -> list[Any]:
+        if self._plain is not None:
+            row = (*row[:-1], text.plain(self._plain, row[0], row[-1]))
+        values = row[1:] if self._of_session else row
+        columns = zip(self._columns, values, strict=False)
+        return [_SHOW.get(column, _same)(value) for column, value in columns]
+
+    def hide(self, session: int, shown: Sequence[Any]) -> Row:
+        columns = zip(self._columns, shown, strict=True)
+        return self._whole(session, columns)
+
+    def show_key(self, key: Key) -> Any:
+        shown = self.show(key)
+        return shown if self._key > 1 else shown[0]
+
+    def hide_key(self, session: int, shown: Any) -> Key:
+        columns = zip(self._columns, shown if self._key > 1 else (shown,), strict=False)
+        return self._whole(session, columns)
+
+    def _whole(self, session: int, columns: Iterable[tuple[str, Any]]) -> Row:
+        values = [_HIDE.get(column, _same)(value) for column, value in columns]
+        if self._columns[0] == "pos":
+            values[0] |= session << SEQ_BITS
+        return (session, *values) if self._of_session else tuple(values)
+
+
+_FACTS = {
+    fact.table: fact
+    for fact in (
+        _Fact("checkpoints", has=2),  # the row itself is in a file
+        _Fact("keys"),
+        _Fact("marks"),
+        _Fact("operations", plain=format_rows.OPERATION),
+        _Fact("tombs"),
+        _Fact("facets"),
+        _Fact("gaps", plain=format_rows.GRAFT),
+    )
 }
-"""What a log says of the removal of a row, under the name of the table with `un` before it."""
+_REMOVED = ("keys", "marks", "tombs", "facets")
 _SINGLE = {"checkpoints": "checkpoint", "operations": "operation"}
+"""The names of facts that most lines have once."""
+_FREED = ("checkpoints", "gaps", "tombs", "marks")
+"""The tables of which gc removes the rows of a checkpoint."""
 
 
 def entry_of(batch: Batch, session: int, ends: list[list[int]]) -> dict[str, Any]:
@@ -131,8 +193,8 @@ def entry_of(batch: Batch, session: int, ends: list[list[int]]) -> dict[str, Any
     for write in batch.writes:
         match write:
             case Insert(table, row) | Put(table, row):
-                if table in _SHOWN and (table != "gaps" or row[0] >> SEQ_BITS == session):
-                    facts.setdefault(table, []).append(_SHOWN[table](*row))
+                if table in _FACTS and (table != "gaps" or row[0] >> SEQ_BITS == session):
+                    facts.setdefault(table, []).append(_FACTS[table].show(row))
                 else:
                     entry |= _show_session(table, row)
             case Rename(_, name, body):
@@ -140,7 +202,7 @@ def entry_of(batch: Batch, session: int, ends: list[list[int]]) -> dict[str, Any
             case Delete("sessions"):
                 entry["removed"] = True
             case Delete(table, key) if table in _REMOVED:
-                facts.setdefault(f"un{table}", []).append(_REMOVED[table](*key))
+                facts.setdefault(f"un{table}", []).append(_FACTS[table].show_key(key))
             case DeleteRange("checkpoints", low, high):
                 facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
             case DeleteRange("journal", _, high) if high >> SEQ_BITS == session:
@@ -175,21 +237,36 @@ def _show_session(table: str, row: Row) -> dict[str, Any]:
 def show_grafts(batch: Batch, session: int) -> list[Any]:
     """Return the grafts that a batch writes to a session, as its log has them."""
     rows = [w.row for w in batch.writes if type(w) is Put and w.table == "gaps"]
-    return [_SHOWN["gaps"](*row) for row in rows if row[0] >> SEQ_BITS == session]
+    return [_FACTS["gaps"].show(row) for row in rows if row[0] >> SEQ_BITS == session]
 
 
-def show_id(id: bytes) -> str:
-    """Return the id of a checkpoint as text, or the number of a session as shorter text."""
-    return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
-
-
-def hide_id(shown: str) -> bytes:
-    if len(shown) != ids.CHARS:
-        return bytes.fromhex(shown)
-    id = ids.from_text(shown)
-    if id is None:
-        raise ValueError(shown)
-    return id
+def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
+    """Yield the writes to tables of which an entry tells. Removals come first."""
+    if "create" in entry:
+        _, name, body = entry["create"]
+        origin = position(*entry["origin"]) if "origin" in entry else None
+        row = (session, text.hide_name(name), origin, text.hide_row(body))
+        yield Put("sessions", row)
+    if "rename" in entry:
+        name, body = entry["rename"]
+        yield Rename(session, text.hide_name(name), text.hide_row(body), StaleHead)
+    if "head" in entry:
+        yield Put("heads", (session, text.hide_row(entry["head"])))
+    for seq in entry.get("freed", ()):
+        low = position(session, whole(seq))
+        yield from [DeleteRange(table, low, low + 1) for table in _FREED]
+    for table in _REMOVED:
+        for shown in entry.get(f"un{table}", ()):
+            yield Delete(table, _FACTS[table].hide_key(session, shown))
+    for table, fact in _FACTS.items():
+        for shown in entry.get(table, ()):
+            yield Put(table, fact.hide(session, shown))
+    for table, single in _SINGLE.items():
+        if single in entry:
+            yield Put(table, _FACTS[table].hide(session, entry[single]))
+    if "lease" in entry:
+        token, body = entry["lease"]
+        yield Put("leases", (session, bytes.fromhex(token), text.hide_row(body)))
 
 
 DIGITS = 18
@@ -224,11 +301,6 @@ _RECORD = re.compile(r"[0-9]{6,12}\.json")
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 
 
-def _all_of(entry: dict[str, Any], what: str) -> list[Any]:
-    """Return all facts of a kind. Most commits have one; a copy has many."""
-    return [*entry.get(f"{what}s", ()), *([entry[what]] if what in entry else [])]
-
-
 def status(folder: Path) -> tuple[int, int] | None:
     """Return inode and size of the log in a session's folder; None if there is none."""
     try:
@@ -253,57 +325,78 @@ class GraftEntry(NamedTuple):
 class SessionLog:
     """The contents of a session's log, as far as it was read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, number: int = 0) -> None:
         self.folder, self.log = folder, folder / LOG
+        self.number = number
+        """The number of the session. The first line of the log has it, too."""
         self._streams: dict[int, Path] = {}
         self.pins = 0
         """The number of readers that use it. While there are any, it must not change."""
         self.inode = self.size = self.entries = 0
         self.tail = b""
-        self.damaged: list[Run] = []
-        """Ranges [low, high) of the numbers of unreadable lines."""
-        self.number = 0
-        self.name = self.row = b""
-        self.named_at = self.saved_at = 0
-        """The numbers of the lines with its newest name and its newest checkpoint."""
-        self.doubtful = False
-        """Whether lines are lost that may have renamed the session."""
-        self.origin: Address | None = None
-        self.head: bytes | None = None
-        self.removed = False
-        self.ids: dict[int, bytes] = {}
-        self.found: set[int] = set()
-        """Checkpoints that have a file, but whose line is lost."""
-        self.order: list[int] = []
-        self.keys: dict[bytes, int] = {}
-        self.marks: dict[MarkKey, MarkRow] = {}
-        self.operations: dict[int, bytes] = {}
-        self.tombstones: dict[int, bytes] = {}
-        self.deleted_at: dict[int, int] = {}
-        """By seq: the number of the line with its deletion."""
-        self.raised: set[int] = set()
-        """Deleted checkpoints that count as not deleted, because a lost line may have undeleted
-        them."""
+        self.tables = {
+            name: Ordered(TABLES[name].columns, TABLES[name].columns[: TABLES[name].key])
+            for name in _TABLES
+        }
+        """Rows of checkpoints are without a body, which is in a file."""
         self.grafts: dict[int, list[GraftEntry]] = {}
-        self.terms: dict[IndexTerm, None] = {}
+        """By position. The view knows which of them count."""
         self.ends: dict[int, int] = {}
         """By stream: the number of committed items."""
         self.freed: set[int] = set()
         self.sweeps: set[str] = set()
-        self.lease: LeaseRow | None = None
-        self.lease_at = 0
-        """The number of the line with the lease."""
         self.journal_from = 0
         """Entries of the journal below this number are freed."""
+        self.removed = False
+        self.damaged: list[Run] = []
+        """Ranges [low, high) of the numbers of unreadable lines."""
+        self.written: dict[tuple[str, Key], int] = {}
+        """The number of the line with a row, in tables whose rows a lost line makes doubtful."""
+        self.saved_at = 0
+        """The number of the line with the newest checkpoint."""
+        self.doubtful = False
+        """Whether lines are lost that may have renamed the session."""
+        self.found: set[int] = set()
+        """Positions of checkpoints that have a file, but whose line is lost."""
+        self.raised: set[int] = set()
+        """Positions of deleted checkpoints that count as not deleted, because a lost line may have
+        undeleted them."""
 
     def copy(self) -> SessionLog:
         new = SessionLog(self.folder)
         for name, value in vars(self).items():
             held = value.copy() if isinstance(value, (dict, list, set)) else value
             setattr(new, name, held)
-        new.grafts = {seq: list(found) for seq, found in self.grafts.items()}
+        new.tables = {name: table.copy() for name, table in self.tables.items()}
+        new.grafts = {pos: list(found) for pos, found in self.grafts.items()}
         new.pins = 0
         return new
+
+    def row(self, table: str) -> Row | None:
+        """Return the row of a table that has one for the session: `heads` and others."""
+        return self.tables[table].rows.get((self.number,))
+
+    @property
+    def head(self) -> bytes | None:
+        row = self.row("heads")
+        head: bytes | None = None if row is None else row[1]
+        return head
+
+    @property
+    def origin(self) -> int | None:
+        row = self.row("sessions")
+        origin: int | None = None if row is None else row[2]
+        return origin
+
+    def seqs(self) -> list[int]:
+        """Return the checkpoints of the session, in order."""
+        return [pos & MAX_SEQ for (pos,) in self.tables["checkpoints"].keys]
+
+    @property
+    def name(self) -> bytes:
+        row = self.row("sessions")
+        name: bytes = b"" if row is None else row[1]
+        return name
 
     def stream(self, number: int) -> Path:
         """Return the path of a stream of this session."""
@@ -407,7 +500,7 @@ class SessionLog:
         if known > self.entries and status(self.folder) == seen:
             self.damaged.append((self.entries + 1, known + 1))
             self.entries = known
-            self.head = DAMAGED_HEAD
+            self.tables["heads"].put((self.number, DAMAGED_HEAD))
 
     def _has_begun(self) -> bool:
         """Return whether a line is lost, because there are newer checkpoints than in the first."""
@@ -418,92 +511,59 @@ class SessionLog:
     # -- what it says --------------------------------------------------------------------------
 
     def _apply(self, entry: dict[str, Any]) -> None:
-        name, row = text.hide_name, text.hide_row
-        self._apply_names(entry)
-        if "origin" in entry:
-            session, seq = entry["origin"]
-            self.origin = Address(session, seq)
-        if "head" in entry:
-            self.head = row(entry["head"])
-        for seq, id in _all_of(entry, "checkpoint"):
-            self.add(whole(seq), hide_id(id))
-        for stream, end in entry.get("streams", ()):
-            self.ends[whole(stream)] = whole(end)
-        for key, seq in entry.get("keys", ()):
-            self.keys[name(key)] = seq
-        for seq, kind, value in entry.get("unmarks", ()):
-            self.marks.pop(MarkKey(seq, kind, name(value)), None)
-        for seq, kind, value, body in entry.get("marks", ()):
-            mark = MarkRow(seq, kind, name(value), row(body))
-            self.marks[mark.key] = mark
-        for number, body in _all_of(entry, "operation"):
-            self.operations[number] = row(body)
-        for seq, body in entry.get("tombs", ()):
-            self.tombstones[seq], self.deleted_at[seq] = row(body), entry["n"]
-        for seq in entry.get("untombs", ()):
-            self.tombstones.pop(seq, None)
-            self.raised.discard(seq)
-        for kind, value, id in entry.get("unfacets", ()):
-            self.terms.pop(IndexTerm(kind, name(value), hide_id(id)), None)
-        for kind, value, id in entry.get("facets", ()):
-            self.terms[IndexTerm(kind, name(value), hide_id(id))] = None
-        self._apply_sweep(entry)
-
-    def _apply_names(self, entry: dict[str, Any]) -> None:
-        named = None
         if "create" in entry:
-            self.number, *named = entry["create"]
-        if "rename" in entry:
-            named = entry["rename"]
-        if named is not None:
-            self.name, self.row = text.hide_name(named[0]), text.hide_row(named[1])
-            self.named_at, self.doubtful = entry["n"], False
+            self.number = whole(entry["create"][0])
+        if "create" in entry or "rename" in entry:
+            self.doubtful = False
         if "checkpoint" in entry:
             self.saved_at = entry["n"]
-
-    def _apply_sweep(self, entry: dict[str, Any]) -> None:
-        for seq in entry.get("freed", ()):
-            self.forget(seq)
-        for key in entry.get("unkeys", ()):
-            self.keys.pop(text.hide_name(key), None)
         condition = tuple(entry["if"]) if "if" in entry else None
-        for seq, ancestor, body in entry.get("gaps", ()):
-            graft = GraftEntry(ancestor, text.hide_row(body), condition)
-            self.grafts.setdefault(seq, []).append(graft)
-        if "lease" in entry:
-            token, row = entry["lease"]
-            self.lease = LeaseRow(bytes.fromhex(token), text.hide_row(row))
-            self.lease_at = entry["n"]
+        for write in [*writes_of(entry, self.number)]:
+            self._write(write, entry["n"], condition)
+        for stream, end in entry.get("streams", ()):
+            self.ends[whole(stream)] = whole(end)
         self.journal_from = max(self.journal_from, entry.get("journal", 0))
         if "sweep" in entry:
             self.sweeps.add(entry["sweep"])
         self.removed = self.removed or "removed" in entry
 
-    def add(self, seq: int, id: bytes) -> None:
-        if not self.order or seq > self.order[-1]:
-            self.order.append(seq)
-        elif seq not in self.ids:
-            insort(self.order, seq)
-        self.ids[seq] = id
-        self.freed.discard(seq)  # a copy may restore a freed checkpoint
-
-    def forget(self, seq: int) -> None:
-        self.freed.add(seq)
-        self.raised.discard(seq)
-        if self.ids.pop(seq, None) is not None:
-            del self.order[bisect_left(self.order, seq)]
-        self.tombstones.pop(seq, None)
-        self.grafts.pop(seq, None)
-        for mark in [m for m in self.marks if m.seq == seq]:
-            del self.marks[mark]
+    def _write(self, write: Write, n: int, condition: tuple[int, str] | None) -> None:
+        """Make a write of line `n`."""
+        match write:
+            case Put("gaps", (pos, ancestor, body)):
+                graft = GraftEntry(ancestor, body, condition)
+                self.grafts.setdefault(pos, []).append(graft)
+            case Put(table, row):
+                self.tables[table].put(row)
+                if table == "checkpoints":
+                    self.freed.discard(row[0] & MAX_SEQ)  # a copy may restore a freed checkpoint
+                elif table in _DOUBTED:
+                    self.written[table, row[:1]] = n
+            case Rename(session, name, body):
+                row = self.row("sessions") or (session, name, None, body)
+                self._write(Put("sessions", (session, name, row[2], body)), n, None)
+            case Delete(table, key):
+                self.tables[table].remove(key)
+                if table == "tombs":
+                    self.raised.discard(key[0])
+            case DeleteRange("gaps", low, _):
+                self.grafts.pop(low, None)
+            case DeleteRange(table, low, high):
+                for key in self.tables[table].between((low,), (high,)):
+                    self.tables[table].remove(key)
+                if table == "checkpoints":
+                    self.freed.add(low & MAX_SEQ)
+                    self.raised.discard(low)
 
     def find_records(self) -> None:
         """Add the checkpoints whose lines are damaged and whose files still exist."""
         newest = MAX_SEQ
         with suppress(*UNREADABLE, TypeError):
             newest = unseal_head(self.number, self.head or b"").last
+        known = self.tables["checkpoints"]
         for seq in self._records():
-            if seq in self.ids or seq in self.freed:
+            pos = position(self.number, seq)
+            if (pos,) in known.rows or seq in self.freed:
                 continue
             if seq > newest:
                 continue  # its commit has not finished
@@ -513,8 +573,8 @@ class SessionLog:
             except (OSError, *_MALFORMED):
                 continue
             if id is not None:
-                self.add(seq, id)
-                self.found.add(seq)
+                known.put((pos, id))
+                self.found.add(pos)
 
     def _records(self) -> list[int]:
         """Return the checkpoints that have a file."""
@@ -532,21 +592,30 @@ class SessionLog:
         another name now, one of `names`. A session that has newer saves is not deleted.
         """
         lost = max([high for _, high in self.damaged])
-        raised = [seq for seq in self.tombstones if self.deleted_at[seq] < lost]
-        for seq in raised:
-            del self.tombstones[seq]
-        self.raised.update(raised)
-        self.doubtful = len(names) > 1 and max(self.named_at, self.saved_at) < lost
+        tombs = self.tables["tombs"]
+        for key in [key for key in tombs.keys if self.written["tombs", key] < lost]:
+            tombs.remove(key)
+            self.raised.add(key[0])
+        named_at = self.written.get(("sessions", (self.number,)), 0)
+        self.doubtful = len(names) > 1 and max(named_at, self.saved_at) < lost
         former = former_name(self.number, self.name)
-        if former is not None and (self.doubtful or self.saved_at > self.named_at):
-            self.row, self.name = self.row_for(former), former
+        if former is not None and (self.doubtful or self.saved_at > named_at):
+            self.tables["sessions"].put(self.renamed(former))
 
-    def row_for(self, name: bytes) -> bytes:
-        """Return the session's row under another name. A damaged row stays as it is."""
-        try:
-            return seal_session(self.number, name, unseal_session(self.number, self.name, self.row))
-        except UNREADABLE:
-            return self.row
+    def renamed(self, name: bytes) -> Row:
+        """Return the session's row under another name. A damaged body stays as it is."""
+        number, old, origin, body = self.tables["sessions"].rows[self.number,]
+        with suppress(*UNREADABLE):
+            body = seal_session(number, name, unseal_session(number, old, body))
+        return number, name, origin, body
+
+    def complete(self, identity: Identity) -> None:
+        """Add what the first line says, if that is damaged."""
+        row = self.row("sessions")
+        _, name, origin, body = row or (0, identity.names[0], None, identity.row)
+        if origin is None and identity.origin is not None:
+            origin = position(*identity.origin)
+        self.tables["sessions"].put((self.number, name, origin, body))
 
     # -- writing the log -----------------------------------------------------------------------
 
@@ -568,23 +637,22 @@ class SessionLog:
         entry = {"n": n, **entry}
         return entry, text.seal_line(n, entry)
 
-    def acceptance(
-        self, name: bytes, row: bytes, journal: int, ends: list[list[int]]
-    ) -> dict[str, Any]:
+    def acceptance(self, row: Row, journal: int, ends: list[list[int]]) -> dict[str, Any]:
         """Return an entry that accepts the lost lines.
 
         It repeats everything that is still known.
         """
-        found = [[seq, ids.to_text(self.ids[seq])] for seq in self.order if seq in self.found]
-        entry: dict[str, Any] = {
-            "dropped": self.damaged,
-            "create": [self.number, text.show_name(name), text.show_row(row)],
-            "checkpoints": found,
-            "untombs": sorted(self.raised),
+        checkpoints = [self.tables["checkpoints"].rows[pos,] for pos in sorted(self.found)]
+        entry: dict[str, Any] = {"dropped": self.damaged}
+        entry |= _show_session("sessions", row)
+        origin = entry.pop("origin", None)
+        entry |= {
+            "checkpoints": [_FACTS["checkpoints"].show(row) for row in checkpoints],
+            "untombs": [pos & MAX_SEQ for pos in sorted(self.raised)],
             "journal": journal,
             "streams": ends,
         }
-        return entry if self.origin is None else {**entry, "origin": list(self.origin)}
+        return entry if origin is None else {**entry, "origin": origin}
 
     def slim(self, data: bytes) -> bytes | None:
         """Return the log without freed parts; None if that saves too little.
@@ -613,39 +681,32 @@ class SessionLog:
             return None
         ends = [[stream, end] for stream, end in self.ends.items()]
         note: dict[str, Any] = {"dropped": joined(dropped), "streams": ends}
-        found = [term for term in self.terms if len(term.id) != ids.BYTES]  # of the whole session
-        note["facets"] = [[kind, text.show_name(value), show_id(id)] for kind, value, id in found]
-        if self.lease is not None:
-            note["lease"] = [self.lease.token.hex(), text.show_row(self.lease.body)]
+        terms = self.tables["facets"].rows.values()
+        of_session = [term for term in terms if len(term[-1]) != ids.BYTES]
+        note["facets"] = [_FACTS["facets"].show(term) for term in of_session]
+        lease = self.row("leases")
+        if lease is not None:
+            note |= _show_session("leases", lease)
         return b"".join(kept) + self.line(note)[1]
 
     def _living(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Return a line without texts that no longer count, and without their removals."""
-        name = text.hide_name
-        counts: dict[str, Callable[[Any], bool]] = {
-            "keys": lambda f: self.keys.get(name(f[0])) == f[1],
-            "marks": lambda f: self._has_mark(MarkRow(f[0], f[1], name(f[2]), text.hide_row(f[3]))),
-            "facets": lambda f: (f[0], name(f[1]), hide_id(f[2])) in self.terms,
-            "unkeys": lambda _: False,
-            "unmarks": lambda _: False,
-            "unfacets": lambda _: False,
-        }
-        living = dict(entry)
-        for what in counts.keys() & entry.keys():
-            facts = [fact for fact in entry[what] if counts[what](fact)]
-            if len(facts) < len(entry[what]):
-                living[what] = facts
-            if entry[what] and not facts:
-                del living[what]
-        if "lease" in entry and not self._is_leased(entry):
+        living = {what: said for what, said in entry.items() if what not in _REMOVALS}
+        for table in ("keys", "marks", "facets"):
+            if entry.get(table):
+                facts = [fact for fact in entry[table] if self._counts(table, fact)]
+                living[table] = facts
+                if not facts:
+                    del living[table]
+        lease = self.row("leases")
+        if "lease" in entry and (lease is None or entry["lease"][0] != lease[1].hex()):
             del living["lease"]
         return living
 
-    def _has_mark(self, mark: MarkRow) -> bool:
-        return self.marks.get(mark.key) == mark
-
-    def _is_leased(self, entry: dict[str, Any]) -> bool:
-        return self.lease is not None and entry["lease"][0] == self.lease.token.hex()
+    def _counts(self, table: str, shown: Any) -> bool:
+        """Return whether a row is still as a line has it."""
+        row = _FACTS[table].hide(self.number, shown)
+        return self.tables[table].rows.get(row[: TABLES[table].key]) == row
 
     def _idle_runs(self, entry: dict[str, Any]) -> list[list[int]] | None:
         """Return the ranges of line numbers to drop with an unneeded line; None if it is needed."""
@@ -655,10 +716,16 @@ class SessionLog:
             return None if "create" in entry else [*runs, *own]
         own_terms = [id for *_, id in entry.get("facets", ()) if len(hide_id(id)) == ids.BYTES]
         seq = whole(entry.get("checkpoint", [0])[0])
-        matters = own_terms or seq in self.ids or not entry.keys() <= _IDLE
+        known = self.tables["checkpoints"].rows
+        matters = own_terms or (position(self.number, seq),) in known or not entry.keys() <= _IDLE
         return None if matters else own
 
 
+_TABLES = (
+    "sessions", "heads", "checkpoints", "keys", "marks", "operations", "tombs", "facets", "leases",
+)  # fmt: skip
+_DOUBTED = ("sessions", "tombs", "leases")
+_REMOVALS = ("unkeys", "unmarks", "unfacets")
 _IDLE = {"n", "checkpoint", "head", "streams", "facets"}
 """A line with only these parts can be dropped. Terms of the session are repeated at the end."""
 
@@ -685,35 +752,17 @@ class Seen(NamedTuple):
     """Entries below this number are freed."""
     last: int
     """The number of the newest entry ever written, as far as it is known."""
-    order: list[int]
-    rows: dict[int, bytes]
-
-    def read(self, low: int, limit: int) -> list[JournalRow]:
-        """Return entries from a number on, in order, with a damaged row in place of lost ones.
-
-        One such row stands for a series of lost entries, because damage can make their count huge.
-        """
-        out: list[JournalRow] = []
-        at = max(1, self.first, low)
-        for i in range(bisect_left(self.order, at), len(self.order)):
-            n = self.order[i]
-            if len(out) >= limit:
-                return out[:limit]
-            if n > at:
-                out.append(JournalRow(at, _DAMAGED))
-            out.append(JournalRow(n, self.rows[n]))
-            at = n + 1
-        lost = sorted({at, self.last}) if at <= self.last else []
-        return [*out, *[JournalRow(n, _DAMAGED) for n in lost]][:limit]
+    entries: Ordered
 
 
 def look(ledger: SessionLog) -> Seen:
     known = last_known(ledger)  # first: a writer updates the hint after it has added an entry
     found = _read(ledger)
-    order = sorted(found.rows)
     first = _first(ledger, found)
-    newest = max([known, *order[-1:]])
-    return Seen(first, newest if newest >= first else max(0, first - 1), order, found.rows)
+    newest = max([known, *found.rows])
+    entries = Ordered(TABLES["journal"].columns, ("pos",))
+    entries.fill([(position(ledger.number, n), body) for n, body in found.rows.items()])
+    return Seen(first, newest if newest >= first else max(0, first - 1), entries)
 
 
 def first_entry(ledger: SessionLog) -> int:
@@ -868,27 +917,29 @@ def slim(ledger: SessionLog) -> bytes | None:
 
 
 def lease_of(ledger: SessionLog) -> Lease | None:
+    written = ledger.written.get(("leases", (ledger.number,)), 0)
     newest = max([end - 1 for _, end in ledger.damaged], default=0)
-    if newest > ledger.lease_at and (ledger.folder / JOURNAL).exists():
-        return Lease(
-            ledger.number, b"", _DAMAGED, float("inf")
-        )  # a later line may have changed the lease
-    if ledger.lease is None:
+    if newest > written and (ledger.folder / JOURNAL).exists():
+        # A later line may have changed the lease.
+        return Lease(ledger.number, b"", _DAMAGED, float("inf"))
+    row = ledger.row("leases")
+    if row is None:
         return None
-    token, row = ledger.lease
+    session, token, body = row
     try:
         named, boot, since = fs.read(ledger.folder / LEASE).decode().split()
         ours = named == (token.hex() or "-")
         age = clock.since("" if boot == "-" else boot, float(since)) if ours else float("inf")
     except (FileNotFoundError, ValueError):
         age = float("inf")
-    return Lease(ledger.number, token, row, age)
+    return Lease(session, token, body, age)
 
 
 def renew(home: StoreFolder, session: int, token: bytes) -> bool:
     with home.sessions([session]):
         ledger = home.current(session)
-        if ledger is None or ledger.lease is None or ledger.lease.token != token:
+        lease = None if ledger is None else ledger.row("leases")
+        if ledger is None or lease is None or lease[1] != token:
             return False
         note(ledger, token)
         return True

@@ -280,7 +280,7 @@ def _moment(home: StoreFolder) -> list[SessionLog]:
 def _copy_session(ledger: SessionLog, target: Path) -> None:
     for folder in (target, target / CHECKPOINTS, target / STREAMS):
         os.mkdir(folder, 0o700)
-    for seq in ledger.order:
+    for seq in ledger.seqs():
         source = record_path(ledger.folder, seq)
         if source.exists():  # otherwise it is missing there, too
             fs.copy(source, record_path(target, seq))
@@ -336,11 +336,11 @@ def accept(home: StoreFolder, session: int) -> bool:
             return False
         view = FilesView(home)
         try:
-            _, name, row = view.called(ledger)
+            row = view.called(ledger)
         finally:
             view.close()
         journal, ends = log.first_entry(ledger), [*_ends(home, ledger)]
-        home.log(ledger, *ledger.line(ledger.acceptance(name, row, journal, ends)))
+        home.log(ledger, *ledger.line(ledger.acceptance(row, journal, ends)))
         return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.format.item_streams import MAX_ITEMS, STREAM_BITS
@@ -15,7 +15,6 @@ from holdfast.format.records import (
     MAX_SEQ,
     SEQ_BITS,
     deleted_name,
-    position,
     seal_counter,
 )
 from holdfast.storage import fs
@@ -24,6 +23,7 @@ from holdfast.storage.files import item_files, log, row_json, store_folder
 from holdfast.storage.files.log import identity_of
 from holdfast.storage.files.session_folders import BLOBS as BLOB_FOLDER
 from holdfast.storage.files.session_folders import blob_path, record_path
+from holdfast.storage.ordered import LAST, Ordered, looked_up
 from holdfast.storage.tables import (
     BLOB_USES,
     BLOBS,
@@ -32,28 +32,25 @@ from holdfast.storage.tables import (
     COUNTERS,
     FORKS,
     GRAFTS_BY_ANCESTOR,
-    HEADS,
     ITEM_SIZES,
     ITEMS,
-    JOURNAL,
-    KEYS,
     LEASES,
     MARKS,
     MARKS_BY_VALUE,
     MEASURED,
-    OPERATIONS,
     SESSIONS_BY_NAME,
     SPANS,
+    TABLES,
     TERMS,
-    TOMBSTONES,
     Index,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.storage.files.log import GraftEntry, SessionLog
+    from holdfast.storage.contract import Key
+    from holdfast.storage.files.log import SessionLog
     from holdfast.storage.files.store_folder import StoreFolder
     from holdfast.storage.tables import Row
 
@@ -73,13 +70,13 @@ def left_from(home: StoreFolder, stream: int, path: Path) -> int:
     return MAX_ITEMS if ledger is None or ledger.damaged else ledger.ends.get(stream, 0)
 
 
-class Everything(NamedTuple):
-    """The indexes over all sessions, each in order."""
-
-    ids: list[tuple[bytes, int]]
-    """id and position of each checkpoint."""
-    terms: Mapping[tuple[Any, ...], list[tuple[bytes]]]
-    """The ids with an index term, by its kind and value."""
+_MERGED = {
+    CHECKPOINTS_BY_ID: ("id", "pos"),  # folders that a user copied may have the same ids
+    TERMS: TERMS.by,
+    FORKS: FORKS.by,
+    GRAFTS_BY_ANCESTOR: GRAFTS_BY_ANCESTOR.by,
+}
+"""The indexes over all sessions, and the columns that order them."""
 
 
 class FilesView(View):
@@ -91,7 +88,8 @@ class FilesView(View):
         self._pinned: dict[int, SessionLog | None] = {}
         self._numbers: list[int] | None = None
         self._blobs: list[tuple[bytes, os.stat_result]] | None = None
-        self._everything: Everything | None = None
+        self._merged: dict[Index, Ordered] = {}
+        self._grafts: dict[int, tuple[object, Ordered]] = {}
         self._listed: list[tuple[bytes, int]] | None = None
         self._journal: tuple[int, log.Seen] | None = None
 
@@ -101,7 +99,9 @@ class FilesView(View):
                 if ledger is not None:
                     ledger.pins -= 1
         self._pinned.clear()
-        self._numbers = self._everything = self._listed = self._journal = None
+        self._numbers = self._listed = self._journal = None
+        self._merged.clear()
+        self._grafts.clear()
 
     def ledger(self, session: int) -> SessionLog | None:
         """Return the ledger of an existing session; the same one at each call."""
@@ -146,24 +146,14 @@ class FilesView(View):
             return self._session(*key)
         if index is COUNTERS:
             return self._turnover().get(key[0])
-        by_session = index in (HEADS, KEYS, LEASES, SPANS) or index.by == ("num",)
-        session, seq = (key[0], 0) if by_session else (key[0] >> SEQ_BITS, key[0] & MAX_SEQ)
-        ledger = self.ledger(session)
+        by_session = index.by[0] != "pos"
+        ledger = self.ledger(key[0] if by_session else key[0] >> SEQ_BITS)
         if ledger is None:
             return None
-        if index is KEYS:
-            seq = ledger.keys.get(key[1])
-            return None if seq is None else (session, seq)
-        if index is HEADS:
-            return None if ledger.head is None else (session, ledger.head)
-        if index is LEASES:
-            return log.lease_of(ledger)
         if index is SPANS:
             seen = self._look(ledger)
-            return session, max(1, seen.first), seen.last + 1
-        if by_session:
-            return self.called(ledger)
-        return self._row(index, ledger, seq)
+            return key[0], max(1, seen.first), seen.last + 1
+        return self._row(index, ledger, key)
 
     def scan(
         self,
@@ -184,77 +174,78 @@ class FilesView(View):
             return self._blob_uses(low, limit)
         if index is SESSIONS_BY_NAME:
             return self._sessions(low, limit)
-        if index is CHECKPOINTS_BY_ID:
-            return _part(self._all().ids, low, high, limit, reverse=reverse)
-        if index is TERMS:
-            return _part(self._all().terms.get(prefix, ()), low, high, limit, reverse=reverse)
         if index is COUNTERS:
             return []
-        found: list[Row]
-        if index is FORKS:
-            found = [
-                (position(*ledger.origin), ledger.number)
-                for ledger in self._ledgers()
-                if ledger.origin is not None
-            ]
-            return _part(sorted(found), low, high, limit, reverse=reverse)
-        if index is GRAFTS_BY_ANCESTOR:
-            return _part(sorted(self._ancestors()), low, high, limit, reverse=reverse)
         if index is MARKS_BY_VALUE:
-            rows = [row for row in self._marks(low, high) if row[1:3] == prefix]
+            rows = [row for row in self.scan(MARKS, low, high) if row[1:3] == prefix]
             return [(pos, body) for pos, _, _, body in (rows[::-1] if reverse else rows)]
-        if index is MARKS:
-            return self._marks(low, high)
-        if index is LEASES:
-            return self._leases(low, limit)
-        return self._numbered(index, low, high, limit, reverse=reverse)
-
-    def _numbered(
-        self, index: Index, low: int, high: int | None, limit: int | None, *, reverse: bool
-    ) -> list[Row]:
-        """Return the rows of sessions that have a number in the session: checkpoints and others."""
-        last = None if high is None else high - 1 >> SEQ_BITS
+        if index in _MERGED:
+            order = self._merge(index)
+            first = prefix if low is None else (*prefix, low)
+            keys = order.between(first, (*prefix, LAST if high is None else high))
+            keys = (keys[::-1] if reverse else keys)[:limit]
+            return [looked_up(index, order.rows[key]) for key in keys]
         found: list[Row] = []
-        for ledger in self._ledgers_from(low >> SEQ_BITS, last):
-            base = position(ledger.number, 0)
-            stop = MAX_SEQ + 1 if high is None else min(high - base, MAX_SEQ + 1)
-            numbers = _between(self._numbers_of(index, ledger), max(low - base, 0), stop)
-            for number in numbers[::-1] if reverse else numbers:
-                row = self._row(index, ledger, number)
-                if row is not None:
-                    found.append(row)
-                    if len(found) == limit:
-                        return found
+        for ledger, key in self._keys(index, low, high, reverse=reverse):
+            row = self._row(index, ledger, key)
+            if row is not None:
+                found.append(row)
+                if len(found) == limit:
+                    break
         return found
 
-    def _numbers_of(self, index: Index, ledger: SessionLog) -> Sequence[int] | Mapping[int, Any]:
-        """Return the numbers of a session's rows."""
-        if index is CHECKPOINTS:
-            return ledger.order
-        if index is JOURNAL:
-            return self._look(ledger).order
-        if index is OPERATIONS:
-            return ledger.operations
-        return ledger.tombstones if index is TOMBSTONES else self._grafts(ledger)
+    def _keys(
+        self, index: Index, low: int | None, high: int | None, *, reverse: bool
+    ) -> Iterator[tuple[SessionLog, Key]]:
+        """Yield the keys of a range, each with the log of its session."""
+        shift = SEQ_BITS if index.by[0] == "pos" else 0
+        first, last = (low or 0) >> shift, None if high is None else high - 1 >> shift
+        ledgers = self._ledgers_from(first, last)
+        for ledger in reversed([*ledgers]) if reverse else ledgers:
+            if shift == 0:
+                yield ledger, (ledger.number,)
+                continue
+            order = self._table(index.table, ledger)
+            keys = order.between((low or 0,), (LAST if high is None else high,))
+            yield from [(ledger, key) for key in (reversed(keys) if reverse else keys)]
 
-    def _row(self, index: Index, ledger: SessionLog, number: int) -> Row | None:
-        """Return a row of a session, by its number in the session."""
-        body: bytes | None
-        pos = position(ledger.number, number)
-        if index is CHECKPOINTS:
-            text = self._checkpoint(ledger, number)
-            return None if text is None else (pos, ledger.ids[number], text)
-        if index is JOURNAL:
-            body = self._look(ledger).rows.get(number)
-        elif index is OPERATIONS:
-            body = ledger.operations.get(number)
-        elif index is TOMBSTONES:
-            body = ledger.tombstones.get(number)
-        else:
-            held = self._grafts(ledger) if number else ledger.grafts
-            graft = self._graft(held.get(number, ()))
-            body = None if graft is None else graft.body
-        return None if body is None else (pos, body)
+    def _table(self, table: str, ledger: SessionLog) -> Ordered:
+        """Return the rows that a session has in a table."""
+        if table == "journal":
+            return self._look(ledger).entries
+        return self._valid_grafts(ledger) if table == "gaps" else ledger.tables[table]
+
+    def _row(self, index: Index, ledger: SessionLog, key: Key) -> Row | None:
+        """Return the row of a session that a look-up finds."""
+        if index is LEASES:
+            return log.lease_of(ledger)
+        if index.table == "sessions":
+            return looked_up(index, self.called(ledger))
+        row = self._table(index.table, ledger).rows.get(key)
+        if row is not None and index is CHECKPOINTS:
+            body = self._body(ledger, key)
+            return None if body is None else (*row, body)
+        return None if row is None else looked_up(index, row)
+
+    def _merge(self, index: Index) -> Ordered:
+        """Return the rows of all sessions in the order of an index."""
+        if index in self._merged:
+            return self._merged[index]
+        ledgers = self._ledgers()
+        state = tuple([(ledger.number, ledger.inode, ledger.entries) for ledger in ledgers])
+        known, indexes = self._catalog.merged
+        if known != state:
+            indexes = {}
+            self._catalog.merged = state, indexes
+        order = indexes.get(index)
+        if order is None:
+            order = Ordered(TABLES[index.table].columns, _MERGED[index], index.only)
+            tables = [self._table(index.table, ledger) for ledger in ledgers]
+            order.fill([row for table in tables for row in table.rows.values()])
+            if index.table != "gaps":  # logs that are newer than these may have more
+                indexes[index] = order
+        self._merged[index] = order
+        return order
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -265,19 +256,18 @@ class FilesView(View):
             now = self._catalog.holder(name)
             found = [ledger for ledger in found if ledger.number == now] or found
         if found:
-            return self.called(found[0])
+            return looked_up(SESSIONS_BY_NAME, self.called(found[0]))
         self._catalog.refuse_lost(name)
         return None
 
-    def called(self, ledger: SessionLog) -> tuple[int, bytes, bytes]:
+    def called(self, ledger: SessionLog) -> Row:
         """Return the session's row. It lost a name in doubt if another session surely has it."""
         if ledger.doubtful:
             for number in self._catalog.named(ledger.name):
                 other = self.ledger(number)
                 if other is not None and not other.doubtful and other.name == ledger.name:
-                    name = deleted_name(ledger.number, ledger.name)
-                    return ledger.number, name, ledger.row_for(name)
-        return ledger.number, ledger.name, ledger.row
+                    return ledger.renamed(deleted_name(ledger.number, ledger.name))
+        return ledger.row("sessions") or (ledger.number, b"", None, b"")
 
     def _sessions(self, low: bytes | None, limit: int | None) -> list[Row]:
         if self._listed is None:
@@ -291,67 +281,23 @@ class FilesView(View):
             ledger = self.ledger(number)
             row = None if ledger is None else self.called(ledger)
             if row is not None and row[1] == name:
-                found.append(row)
+                found.append(looked_up(SESSIONS_BY_NAME, row))
         return found
 
-    def _leases(self, low: int, limit: int | None) -> list[Row]:
-        found: list[Row] = []
-        for ledger in self._ledgers_from(low):
-            lease = log.lease_of(ledger)
-            if lease is not None:
-                found.append(lease)
-                if len(found) == limit:
-                    break
-        return found
+    # -- rows that are not in the log alone ----------------------------------------------------
 
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def _checkpoint(self, ledger: SessionLog, seq: int) -> bytes | None:
-        """Return the row of a checkpoint; None if its file is missing."""
-        if seq not in ledger.ids:
-            return None
-        path = record_path(ledger.folder, seq)
+    def _body(self, ledger: SessionLog, key: Key) -> bytes | None:
+        """Return the body of a checkpoint's row; None if its file is missing."""
+        path = record_path(ledger.folder, key[0] & MAX_SEQ)
         try:
-            text = fs.read(path)
+            return row_json.hide_checkpoint(fs.read(path))
         except FileNotFoundError:
             now = self._catalog.ledger(ledger.number)
-            if now is None or seq not in now.ids:
+            if now is None or key not in now.tables["checkpoints"].rows:
                 raise Unavailable(
                     f"{path} was freed by gc while it was read", hint="nothing is lost; try again"
                 ) from None
             return None
-        return row_json.hide_checkpoint(text)
-
-    def _all(self) -> Everything:
-        if self._everything is None:
-            ledgers = self._ledgers()
-            key = tuple([(ledger.number, ledger.inode, ledger.entries) for ledger in ledgers])
-            known = self._catalog.everything
-            if known is not None and known[0] == key:
-                found: Everything = known[1]
-                self._everything = found
-                return found
-            ids: list[tuple[bytes, int]] = []
-            terms: dict[tuple[int, bytes], list[tuple[bytes]]] = {}
-            for ledger in ledgers:
-                ids += [(id, position(ledger.number, seq)) for seq, id in ledger.ids.items()]
-                for kind, value, id in ledger.terms:
-                    terms.setdefault((kind, value), []).append((id,))
-            for same in terms.values():
-                same.sort()
-            self._everything = Everything(sorted(ids), terms)
-            self._catalog.everything = (key, self._everything)
-        return self._everything
-
-    # -- what else a session has ---------------------------------------------------------------
-
-    def _marks(self, low: int, high: int) -> list[Row]:
-        ledger = self.ledger(low >> SEQ_BITS)
-        if ledger is None:
-            return []
-        base = position(ledger.number, 0)
-        rows = sorted(ledger.marks.values())
-        return [(base | seq, *rest) for seq, *rest in rows if low <= base | seq < high]
 
     def _look(self, ledger: SessionLog) -> log.Seen:
         """Return a session's journal. It is read once for all of its pages."""
@@ -359,41 +305,33 @@ class FilesView(View):
             self._journal = ledger.number, log.look(ledger)
         return self._journal[1]
 
-    def _grafts(self, ledger: SessionLog) -> dict[int, list[GraftEntry]]:
-        """Return all grafts, also newer ones written by gc of other sessions.
+    def _valid_grafts(self, ledger: SessionLog) -> Ordered:
+        """Return the newest valid graft of each checkpoint.
 
-        The reader may see that such a gc has freed checkpoints.
+        One that another session's gc wrote is valid if that gc finished. Those in newer lines count
+        as well: the reader may see that such a gc has freed checkpoints.
         """
-        now = None if ledger.origin is None else self._catalog.ledger(ledger.number)
-        if now is None or now is ledger:
-            return ledger.grafts
-        found = {seq: list(grafts) for seq, grafts in ledger.grafts.items()}
-        for seq, grafts in now.grafts.items():
-            known = found.setdefault(seq, [])
-            known += [graft for graft in grafts if graft.condition and graft not in known]
-        return found
-
-    def _graft(self, grafts: Iterable[GraftEntry]) -> GraftEntry | None:
-        """Return the newest valid graft.
-
-        One that another session's gc wrote is valid if that gc finished.
-        """
-        for graft in reversed([*grafts]):
-            if graft.condition is None or self._was_swept(*graft.condition):
-                return graft
-        return None
+        now = ledger if ledger.origin is None else self._catalog.ledger(ledger.number) or ledger
+        state = now.inode, now.entries
+        known = self._grafts.get(ledger.number)
+        if known is not None and known[0] == state:
+            return known[1]
+        found = {pos: [*grafts] for pos, grafts in ledger.grafts.items()}
+        for pos, grafts in () if now is ledger else now.grafts.items():
+            older = found.setdefault(pos, [])
+            older += [graft for graft in grafts if graft.condition and graft not in older]
+        order = Ordered(TABLES["gaps"].columns, ("pos",))
+        for pos, grafts in found.items():
+            for graft in reversed(grafts):
+                if graft.condition is None or self._was_swept(*graft.condition):
+                    order.put((pos, graft.ancestor, graft.body))
+                    break
+        self._grafts[ledger.number] = state, order
+        return order
 
     def _was_swept(self, session: int, mark: str) -> bool:
         ledger = self.ledger(session)
         return ledger is None or mark in ledger.sweeps
-
-    def _ancestors(self) -> Iterator[Row]:
-        """Yield the ancestor and the position of all grafts."""
-        for ledger in self._ledgers():
-            for seq, grafts in self._grafts(ledger).items():
-                graft = self._graft(grafts)
-                if graft is not None and graft.ancestor is not None:
-                    yield graft.ancestor, position(ledger.number, seq)
 
     # -- data ----------------------------------------------------------------------------------
 
@@ -493,33 +431,19 @@ class FilesView(View):
         return {space: (space, seal_counter(space, number)) for space, number in found if number}
 
     def count(self, table: str) -> int:
-        counted = {"checkpoints": "ids", "tombs": "tombstones"}
-        return sum([len(getattr(ledger, counted[table])) for ledger in self._ledgers()])
+        return sum([len(ledger.tables[table].keys) for ledger in self._ledgers()])
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        counted: dict[str, list[int]] = {}
+        sizes: dict[str, list[int]] = {name: [] for name in MEASURED}
         for _, path in self._catalog.streams():
-            lines = self._streams.lines(path, 0, MAX_ITEMS)
-            counted.setdefault("items", []).extend([len(text) for _, text in lines])
-        counted["blobs"] = [status.st_size for _, status in self.blob_files()]
+            sizes["items"] += [len(text) for _, text in self._streams.lines(path, 0, MAX_ITEMS)]
+        sizes["blobs"] = [status.st_size for _, status in self.blob_files()]
         for ledger in self._ledgers():
-            rows = {
-                "sessions": [ledger.row],
-                "operations": ledger.operations.values(),
-                "marks": [mark.body for mark in ledger.marks.values()],
-                "tombs": ledger.tombstones.values(),
-                "gaps": [
-                    graft.body for held in ledger.grafts.values() if (graft := self._graft(held))
-                ],
-                "journal": self._look(ledger).rows.values(),
-            }
-            for kind, bodies in rows.items():
-                counted.setdefault(kind, []).extend([len(body) for body in bodies])
-            for seq in ledger.order:
-                path = record_path(ledger.folder, seq)
-                if path.exists():
-                    counted.setdefault("checkpoints", []).append(path.stat().st_size)
-        return {k: (len(counted.get(k, [])), sum(counted.get(k, []))) for k in MEASURED}
+            paths = [record_path(ledger.folder, seq) for seq in ledger.seqs()]
+            sizes["checkpoints"] += [path.stat().st_size for path in paths if path.exists()]
+            for name in sizes.keys() - {"items", "blobs", "checkpoints"}:
+                sizes[name] += [len(row[-1]) for row in self._table(name, ledger).rows.values()]
+        return {name: (len(each), sum(each)) for name, each in sizes.items()}
 
     def problems(self, session: int | None = None) -> Iterator[str]:
         """Yield the lost lines of a session's log. They may have had labels or deletions.
@@ -558,30 +482,11 @@ class GuardView(FilesView):
         if index is not LEASES:
             return super().get(index, *key)
         ledger = self.ledger(key[0])
-        return None if ledger is None or ledger.lease is None else (key[0], *ledger.lease, 0.0)
+        lease = None if ledger is None else ledger.row("leases")
+        return None if lease is None else (*lease, 0.0)
 
-    def _checkpoint(self, ledger: SessionLog, seq: int) -> bytes | None:
-        return b"" if seq in ledger.ids else None
-
-
-def _between(numbers: Sequence[int] | Mapping[int, Any], low: int, high: int) -> list[int]:
-    """Return the numbers from low to high, in order. Lists are in order already."""
-    if isinstance(numbers, list):
-        return numbers[bisect_left(numbers, low) : bisect_left(numbers, high)]
-    if high - low < len(numbers):
-        return [n for n in range(low, high) if n in numbers]
-    return sorted([n for n in numbers if low <= n < high])
-
-
-def _part(
-    rows: Sequence[Any], low: Any, high: Any, limit: int | None, *, reverse: bool
-) -> list[Row]:
-    """Return the rows whose first column is in a range."""
-    start = 0 if low is None else bisect_left(rows, (low,))
-    stop = len(rows) if high is None else bisect_left(rows, (high,))
-    if reverse:
-        return list(rows[start if limit is None else max(start, stop - limit) : stop][::-1])
-    return list(rows[start : stop if limit is None else min(stop, start + limit)])
+    def _body(self, ledger: SessionLog, key: Key) -> bytes | None:  # noqa: ARG002
+        return b""
 
 
 def _lost_lines(ledger: SessionLog) -> Iterator[str]:

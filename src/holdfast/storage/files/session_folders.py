@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from holdfast.storage.ordered import Ordered
+    from holdfast.storage.tables import Index
 
 _MOVE = "one of these folders is a copy, or of another store: move it away, and export() it there"
 
@@ -176,8 +178,8 @@ class Catalog:
         """All names in order; None until they are needed."""
         self._ledgers: dict[int, SessionLog] = {}
         self._streams: dict[int, Path] = {}
-        self.everything: tuple[object, Any] | None = None
-        """The indexes that a reader built over all ledgers, with the state that they describe."""
+        self.merged: tuple[object, dict[Index, Ordered]] = (None, {})
+        """The indexes that readers built over all ledgers, with the state that they describe."""
 
     def reset_lock(self) -> None:
         self.lock = threading.RLock()
@@ -401,10 +403,7 @@ class Catalog:
                 ledger = self._read(folder, ledger, found)
             if not ledger.entries and found is None:
                 return None
-            if ledger.number not in (
-                number,
-                0,
-            ):  # gc has removed it, and a new session has its folder
+            if ledger.number != number:  # gc has removed it, and a new session has its folder
                 self.refresh(force=True)
                 return None
             self._ledgers[number] = ledger
@@ -413,17 +412,15 @@ class Catalog:
     def _read(
         self, folder: Folder, known: SessionLog | None, now: tuple[int, int] | None
     ) -> SessionLog:
-        ledger = SessionLog(folder.path)
+        number = folder.identity.number
+        ledger = SessionLog(folder.path, number)
         if known is not None and now is not None and known.inode == now[0]:
             ledger = known.copy() if known.pins else known
         if not ledger.read():
-            ledger = SessionLog(folder.path)
+            ledger = SessionLog(folder.path, number)
             ledger.read()
-        if not ledger.number and ledger.entries:  # its first line is damaged
-            ledger.number, names, row, ledger.origin, _ = folder.identity
-            if not ledger.name:
-                ledger.name, ledger.row = names[0], row
         if ledger.damaged:
+            ledger.complete(folder.identity)
             ledger.find_records()
             ledger.doubt(folder.identity.names)
         return ledger
@@ -589,7 +586,8 @@ def _identify(path: Path) -> Identity | None:
             if fs.is_there(e):
                 raise
         if ledger.number:
-            former = former_name(ledger.number, ledger.name)
-            names = (ledger.name,) if former is None else (ledger.name, former)
-            found = Identity(ledger.number, names, ledger.row, ledger.origin)
+            number, name, origin, body = ledger.tables["sessions"].rows[ledger.number,]
+            former = former_name(number, name)
+            names = (name,) if former is None else (name, former)
+            found = Identity(number, names, body, origin)
     return found

@@ -211,7 +211,8 @@ def _checked(home: StoreFolder, writes: _Writes) -> SessionLog:
         if swap.parent is not None:
             # A reader may see a commit that is then taken back. Its seq is used again, its id not.
             pos, id = swap.parent
-            if ledger.ids.get(pos & MAX_SEQ, id) != id:
+            known = ledger.tables["checkpoints"].rows.get((pos,))
+            if known is not None and known[1] != id:
                 raise swap.refusal()
     check_all(home, batch.guards)
     if writes.created is not None:
@@ -219,11 +220,11 @@ def _checked(home: StoreFolder, writes: _Writes) -> SessionLog:
             raise writes.created.refusal()
         folder = home.catalog.folder(session)
         if ledger is None and folder is not None:
-            ledger = SessionLog(folder.path)
+            ledger = SessionLog(folder.path, session)
     if ledger is None:
         raise StaleHead
     for write in writes.keys:
-        if write.row[1] in ledger.keys:
+        if write.row[:2] in ledger.tables["keys"].rows:
             raise write.refusal()
     if batch.swap is not None:
         log.check_entries(ledger, writes.journal)
