@@ -16,7 +16,7 @@ from holdfast.storage import fs
 from holdfast.storage.contract import DeleteIf
 from holdfast.storage.files import writer
 from holdfast.storage.files.item_files import Streams
-from holdfast.storage.files.log import SessionLog
+from holdfast.storage.files.log import NewLine, SessionLog
 from holdfast.storage.files.reader import FilesView
 from holdfast.storage.files.session_folders import LOCK, blob_path
 from holdfast.storage.files.store_folder import StoreFolder
@@ -53,8 +53,8 @@ def _append_later(real: Any) -> Any:
 def _log_first(real: Any) -> Any:
     append = Streams.append
 
-    def first(self: StoreFolder, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
-        real(self, ledger, entry, line)
+    def first(self: StoreFolder, ledger: SessionLog, line: NewLine) -> None:
+        real(self, ledger, line)
         while _LATE:
             with fs.Batch(durable=True) as batch:
                 append(*_LATE.pop(0), batch)
@@ -98,10 +98,10 @@ def takes_names_for_granted(real: Any) -> Any:
 
 
 def _log_without_sync(real: Any) -> Any:
-    def unsynced(self: StoreFolder, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
-        durable, self.durable = self.durable, self.durable and "freed" not in entry
+    def unsynced(self: StoreFolder, ledger: SessionLog, line: NewLine) -> None:
+        durable, self.durable = self.durable, self.durable and "freed" not in line.entry
         try:
-            real(self, ledger, entry, line)
+            real(self, ledger, line)
         finally:
             self.durable = durable
 

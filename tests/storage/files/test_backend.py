@@ -1125,9 +1125,9 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
     log = store_folder.StoreFolder.log
     ages = []
 
-    def watched(self, ledger, entry, line):
-        log(self, ledger, entry, line)
-        if "lease" in entry:
+    def watched(self, ledger, line):
+        log(self, ledger, line)
+        if "lease" in line.entry:
             with other._repository.reader() as reader:
                 ages.append(reader.lease(ledger.number).age)
 

@@ -110,64 +110,73 @@ def hide_id(shown: str) -> bytes:
     return id
 
 
+_SHOW: dict[str, Callable[[Any], Any]] = {
+    "pos": lambda pos: pos & MAX_SEQ, "id": show_id, "body": text.show_row,
+    "key": text.show_name, "value": text.show_name, "token": bytes.hex,
+}  # fmt: skip
+"""How a log has the value of a column. All others stay as they are."""
+_HIDE: dict[str, Callable[[Any], Any]] = {
+    "pos": whole, "id": hide_id, "body": text.hide_row,
+    "key": text.hide_name, "value": text.hide_name, "token": bytes.fromhex,
+    "kind": whole, "seq": whole,
+}  # fmt: skip
+
+
 def _same(value: Any) -> Any:
     return value
 
 
-_SHOW: dict[str, Callable[[Any], Any]] = {
-    "pos": lambda pos: pos & MAX_SEQ, "id": show_id, "body": text.show_row,
-    "key": text.show_name, "value": text.show_name,
-}  # fmt: skip
-"""How a log has the value of a column. All others are numbers, and stay as they are."""
-_HIDE: dict[str, Callable[[Any], Any]] = {
-    "pos": whole, "id": hide_id, "body": text.hide_row,
-    "key": text.hide_name, "value": text.hide_name, "kind": whole, "seq": whole,
-}  # fmt: skip
-
-
 class _Fact:
-    """How a log has rows of a table, and their removals.
+    """How a log has the rows of a table, and the removals of rows.
 
-    A row is a list of its columns. The number of the session is left out, also from positions. The
-    removal of a row is its key, under the name of the table with `un` before it.
+    A row is a list of its columns, and its removal is a list of the columns of the key. A list of
+    one is this one. The session is left out, and a position is the number in the session.
     """
 
-    def __init__(self, table: str, *, plain: int | None = None, has: int | None = None) -> None:
+    def __init__(self, table: str, *, has: int | None = None, plain: int | None = None) -> None:
         self.table, self._plain = table, plain
-        self._of_session = TABLES[table].columns[0] == "session"
-        skipped = 1 if self._of_session else 0
-        self._columns = TABLES[table].columns[skipped:has]
-        self._key = TABLES[table].key - skipped
+        columns = TABLES[table].columns[:has]
+        self._count = len(columns)
+        self._left_out = 1 if columns[0] == "session" else 0
+        self._by_position = columns[0] == "pos"
+        self._columns = columns[self._left_out :]
+        self._key = self._columns[: TABLES[table].key - self._left_out]
 
-    def show(self, row: Row) -> list[Any]:
+    def whole(self, row: Row) -> Row:
+        """Return a row as the log has it: uncompressed."""
         if self._plain is not None:
-            row = (*row[:-1], text.plain(self._plain, row[0], row[-1]))
-        values = row[1:] if self._of_session else row
-        columns = zip(self._columns, values, strict=False)
-        return [_SHOW.get(column, _same)(value) for column, value in columns]
+            return (*row[:-1], text.plain(self._plain, row[0], row[-1]))
+        return row[: self._count]
 
-    def hide(self, session: int, shown: Sequence[Any]) -> Row:
-        columns = zip(self._columns, shown, strict=True)
-        return self._whole(session, columns)
+    def show(self, row: Row) -> Any:
+        return self._show(self._columns, row)
 
     def show_key(self, key: Key) -> Any:
-        shown = self.show(key)
-        return shown if self._key > 1 else shown[0]
+        return self._show(self._key, key)
+
+    def hide(self, session: int, shown: Any) -> Row:
+        return self._hide(self._columns, session, shown)
 
     def hide_key(self, session: int, shown: Any) -> Key:
-        columns = zip(self._columns, shown if self._key > 1 else (shown,), strict=False)
-        return self._whole(session, columns)
+        return self._hide(self._key, session, shown)
 
-    def _whole(self, session: int, columns: Iterable[tuple[str, Any]]) -> Row:
-        values = [_HIDE.get(column, _same)(value) for column, value in columns]
-        if self._columns[0] == "pos":
+    def _show(self, columns: Sequence[str], values: Row) -> Any:
+        pairs = zip(columns, values[self._left_out :], strict=False)
+        shown = [_SHOW.get(column, _same)(value) for column, value in pairs]
+        return shown if len(shown) > 1 else shown[0]
+
+    def _hide(self, columns: Sequence[str], session: int, shown: Any) -> Row:
+        pairs = zip(columns, shown if len(columns) > 1 else (shown,), strict=True)
+        values = [_HIDE.get(column, _same)(value) for column, value in pairs]
+        if self._by_position:
             values[0] |= session << SEQ_BITS
-        return (session, *values) if self._of_session else tuple(values)
+        return (session, *values) if self._left_out else tuple(values)
 
 
 _FACTS = {
     fact.table: fact
     for fact in (
+        _Fact("heads"),
         _Fact("checkpoints", has=2),  # the row itself is in a file
         _Fact("keys"),
         _Fact("marks"),
@@ -175,98 +184,107 @@ _FACTS = {
         _Fact("tombs"),
         _Fact("facets"),
         _Fact("gaps", plain=format_rows.GRAFT),
+        _Fact("leases", plain=format_rows.LEASE),
     )
 }
-_REMOVED = ("keys", "marks", "tombs", "facets")
-_SINGLE = {"checkpoints": "checkpoint", "operations": "operation"}
-"""The names of facts that most lines have once."""
+"""A log has the rows of a table under its name."""
+_SINGLE = {
+    "checkpoint": _FACTS["checkpoints"], "head": _FACTS["heads"], "lease": _FACTS["leases"],
+    "operation": _FACTS["operations"],
+}  # fmt: skip
+"""The names under which it has a single row."""
+_REMOVED = {f"un{table}": _FACTS[table] for table in ("keys", "marks", "tombs", "facets")}
+"""The names under which it has removals of rows."""
 _FREED = ("checkpoints", "gaps", "tombs", "marks")
 """The tables of which gc removes the rows of a checkpoint."""
-
-
-def entry_of(batch: Batch, session: int, ends: list[list[int]]) -> dict[str, Any]:
-    """Return the log entry of a batch. `ends` has the streams, and the new end of each."""
-    entry: dict[str, Any] = {}
-    facts: dict[str, list[Any]] = {}
-    if batch.swap is not None:
-        entry["head"] = text.show_row(batch.swap.body)
-    for write in batch.writes:
-        match write:
-            case Insert(table, row) | Put(table, row):
-                if table in _FACTS and (table != "gaps" or row[0] >> SEQ_BITS == session):
-                    facts.setdefault(table, []).append(_FACTS[table].show(row))
-                else:
-                    entry |= _show_session(table, row)
-            case Rename(_, name, body):
-                entry["rename"] = [text.show_name(name), text.show_row(body)]
-            case Delete("sessions"):
-                entry["removed"] = True
-            case Delete(table, key) if table in _REMOVED:
-                facts.setdefault(f"un{table}", []).append(_FACTS[table].show_key(key))
-            case DeleteRange("checkpoints", low, high):
-                facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
-            case DeleteRange("journal", _, high) if high >> SEQ_BITS == session:
-                entry["journal"] = high & MAX_SEQ
-    if ends:
-        entry["streams"] = ends
-    for what, single in _SINGLE.items():
-        if len(facts.get(what, ())) == 1:
-            [entry[single]] = facts.pop(what)
-    return {**{what: entry[what] for what in _FIRST if what in entry}, **facts, **entry}
-
-
 _FIRST = ("create", "origin", "checkpoint", "head", "streams")
 """What comes first in a line, for people who read it."""
 
 
-def _show_session(table: str, row: Row) -> dict[str, Any]:
-    """Return what a log says of a row that a session has once, or that has a file of its own."""
-    if table == "sessions":
-        number, name, origin, body = row
-        created = {"create": [number, text.show_name(name), text.show_row(body)]}
-        return created | ({} if origin is None else {"origin": [*divmod(origin, 1 << SEQ_BITS)]})
-    if table == "heads":
-        return {"head": text.show_row(row[1])}
-    if table == "leases":
-        session, token, body = row
-        body = text.plain(format_rows.LEASE, session, body)
-        return {"lease": [token.hex(), text.show_row(body)]}
-    return {}
+def told_by(batch: Batch, session: int) -> Iterator[Write]:
+    """Yield the writes of a batch that the log of a session tells of, as they are read again."""
+    if batch.swap is not None:
+        yield Put("heads", (session, batch.swap.body))
+    for write in batch.writes:
+        if type(write) is Insert or type(write) is Put:
+            table, row = write.table, write.row
+            if table in _FACTS and (table != "gaps" or row[0] >> SEQ_BITS == session):
+                yield Put(table, _FACTS[table].whole(row))
+            elif table == "sessions":
+                yield Put(table, row)
+        elif type(write) is DeleteRange:
+            freed = write.table in _FREED
+            if freed or (write.table == "journal" and write.high >> SEQ_BITS == session):
+                yield write
+        elif type(write) is Delete:
+            if write.table == "sessions" or f"un{write.table}" in _REMOVED:
+                yield write
+        elif type(write) is Rename:
+            yield write
 
 
-def show_grafts(batch: Batch, session: int) -> list[Any]:
-    """Return the grafts that a batch writes to a session, as its log has them."""
-    rows = [w.row for w in batch.writes if type(w) is Put and w.table == "gaps"]
-    return [_FACTS["gaps"].show(row) for row in rows if row[0] >> SEQ_BITS == session]
+def entry_of(writes: Iterable[Write], ends: list[list[int]]) -> dict[str, Any]:
+    """Return the log entry of writes. `ends` has the streams, and the new end of each."""
+    entry: dict[str, Any] = {}
+    facts: dict[str, list[Any]] = {}
+    for write in writes:
+        match write:
+            case Put("sessions", row):
+                entry |= _created(row)
+            case Put(table, row):
+                facts.setdefault(table, []).append(_FACTS[table].show(row))
+            case Rename(_, new, body):
+                entry["rename"] = [text.show_name(new), text.show_row(body)]
+            case Delete("sessions"):
+                entry["removed"] = True
+            case Delete(table, key):
+                facts.setdefault(f"un{table}", []).append(_FACTS[table].show_key(key))
+            case DeleteRange("checkpoints", low, high):
+                facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
+            case DeleteRange("journal", _, high):
+                entry["journal"] = high & MAX_SEQ
+    if ends:
+        entry["streams"] = ends
+    for name, fact in _SINGLE.items():
+        if len(facts.get(fact.table, ())) == 1:
+            [entry[name]] = facts.pop(fact.table)
+    return {**{what: entry[what] for what in _FIRST if what in entry}, **facts, **entry}
+
+
+def _created(row: Row) -> dict[str, Any]:
+    number, name, origin, body = row
+    created = {"create": [number, text.show_name(name), text.show_row(body)]}
+    return created | ({} if origin is None else {"origin": [*divmod(origin, 1 << SEQ_BITS)]})
 
 
 def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
-    """Yield the writes to tables of which an entry tells. Removals come first."""
-    if "create" in entry:
-        _, name, body = entry["create"]
-        origin = position(*entry["origin"]) if "origin" in entry else None
-        row = (session, text.hide_name(name), origin, text.hide_row(body))
-        yield Put("sessions", row)
-    if "rename" in entry:
-        name, body = entry["rename"]
-        yield Rename(session, text.hide_name(name), text.hide_row(body), StaleHead)
-    if "head" in entry:
-        yield Put("heads", (session, text.hide_row(entry["head"])))
-    for seq in entry.get("freed", ()):
-        low = position(session, whole(seq))
-        yield from [DeleteRange(table, low, low + 1) for table in _FREED]
-    for table in _REMOVED:
-        for shown in entry.get(f"un{table}", ()):
-            yield Delete(table, _FACTS[table].hide_key(session, shown))
-    for table, fact in _FACTS.items():
-        for shown in entry.get(table, ()):
-            yield Put(table, fact.hide(session, shown))
-    for table, single in _SINGLE.items():
-        if single in entry:
-            yield Put(table, _FACTS[table].hide(session, entry[single]))
-    if "lease" in entry:
-        token, body = entry["lease"]
-        yield Put("leases", (session, bytes.fromhex(token), text.hide_row(body)))
+    """Yield the writes that an entry tells of, removals first: the reverse of `entry_of`."""
+    for name, said in entry.items():
+        if name in _REMOVED:
+            fact = _REMOVED[name]
+            yield from [Delete(fact.table, fact.hide_key(session, each)) for each in said]
+        elif name == "freed":
+            for seq in said:
+                low = position(session, whole(seq))
+                yield from [DeleteRange(table, low, low + 1) for table in _FREED]
+        elif name == "journal":
+            yield DeleteRange(name, position(session, 0), position(session, whole(said)))
+        elif name == "removed":
+            yield Delete("sessions", (session,))
+    for name, said in entry.items():
+        if name in _SINGLE:
+            fact = _SINGLE[name]
+            yield Put(fact.table, fact.hide(session, said))
+        elif name in _FACTS:
+            fact = _FACTS[name]
+            yield from [Put(name, fact.hide(session, each)) for each in said]
+        elif name == "create":
+            _, session_name, body = said
+            origin = position(*entry["origin"]) if "origin" in entry else None
+            row = (session, text.hide_name(session_name), origin, text.hide_row(body))
+            yield Put("sessions", row)
+        elif name == "rename":
+            yield Rename(session, text.hide_name(said[0]), text.hide_row(said[1]), StaleHead)
 
 
 DIGITS = 18
@@ -308,6 +326,15 @@ def status(folder: Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_ino, found.st_size
+
+
+class NewLine(NamedTuple):
+    """A line to be written to a log."""
+
+    entry: dict[str, Any]
+    text: bytes
+    writes: Sequence[Write] | None
+    """What the entry tells of, if the writer knows it."""
 
 
 class GraftEntry(NamedTuple):
@@ -472,7 +499,8 @@ class SessionLog:
         entry = text.read_line(int(digits), line)
         return entry if entry is not None and entry["n"] == int(digits) else None
 
-    def apply(self, entry: dict[str, Any]) -> None:
+    def apply(self, entry: dict[str, Any], writes: Iterable[Write] | None = None) -> None:
+        """Apply a line. `writes` are those that it tells of; without them, the entry is read."""
         n = entry["n"]
         try:
             dropped = [(whole(low), whole(high)) for low, high in entry.get("dropped", ())]
@@ -485,7 +513,7 @@ class SessionLog:
         self.damaged += outside([(self.entries + 1, n)], dropped)
         self.entries = n
         try:
-            self._apply(entry)
+            self._apply(entry, writes)
             damaged = not entry
         except (*_MALFORMED, Corrupt):
             damaged = True
@@ -510,7 +538,7 @@ class SessionLog:
 
     # -- what it says --------------------------------------------------------------------------
 
-    def _apply(self, entry: dict[str, Any]) -> None:
+    def _apply(self, entry: dict[str, Any], writes: Iterable[Write] | None) -> None:
         if "create" in entry:
             self.number = whole(entry["create"][0])
         if "create" in entry or "rename" in entry:
@@ -518,42 +546,48 @@ class SessionLog:
         if "checkpoint" in entry:
             self.saved_at = entry["n"]
         condition = tuple(entry["if"]) if "if" in entry else None
-        for write in [*writes_of(entry, self.number)]:
+        for write in [*writes_of(entry, self.number)] if writes is None else writes:
             self._write(write, entry["n"], condition)
         for stream, end in entry.get("streams", ()):
             self.ends[whole(stream)] = whole(end)
-        self.journal_from = max(self.journal_from, entry.get("journal", 0))
         if "sweep" in entry:
             self.sweeps.add(entry["sweep"])
-        self.removed = self.removed or "removed" in entry
 
     def _write(self, write: Write, n: int, condition: tuple[int, str] | None) -> None:
         """Make a write of line `n`."""
+        if type(write) is Put:
+            table, row = write
+            if table == "gaps":
+                pos, ancestor, body = row
+                self.grafts.setdefault(pos, []).append(GraftEntry(ancestor, body, condition))
+                return
+            self.tables[table].put(row)
+            if table == "checkpoints":
+                self.freed.discard(row[0] & MAX_SEQ)  # a copy may restore a freed checkpoint
+            elif table in _DOUBTED:
+                self.written[table, row[:1]] = n
+            return
         match write:
-            case Put("gaps", (pos, ancestor, body)):
-                graft = GraftEntry(ancestor, body, condition)
-                self.grafts.setdefault(pos, []).append(graft)
-            case Put(table, row):
-                self.tables[table].put(row)
-                if table == "checkpoints":
-                    self.freed.discard(row[0] & MAX_SEQ)  # a copy may restore a freed checkpoint
-                elif table in _DOUBTED:
-                    self.written[table, row[:1]] = n
             case Rename(session, name, body):
                 row = self.row("sessions") or (session, name, None, body)
                 self._write(Put("sessions", (session, name, row[2], body)), n, None)
+            case Delete("sessions"):
+                self.removed = True
             case Delete(table, key):
                 self.tables[table].remove(key)
                 if table == "tombs":
                     self.raised.discard(key[0])
-            case DeleteRange("gaps", low, _):
-                self.grafts.pop(low, None)
+            case DeleteRange("journal", _, high):
+                self.journal_from = max(self.journal_from, high & MAX_SEQ)
+            case DeleteRange("gaps", low, high):
+                for pos in range(low, high):
+                    self.grafts.pop(pos, None)
             case DeleteRange(table, low, high):
                 for key in self.tables[table].between((low,), (high,)):
                     self.tables[table].remove(key)
                 if table == "checkpoints":
-                    self.freed.add(low & MAX_SEQ)
-                    self.raised.discard(low)
+                    self.freed.update(range(low & MAX_SEQ, high & MAX_SEQ))
+                    self.raised.difference_update(range(low, high))
 
     def find_records(self) -> None:
         """Add the checkpoints whose lines are damaged and whose files still exist."""
@@ -619,23 +653,20 @@ class SessionLog:
 
     # -- writing the log -----------------------------------------------------------------------
 
-    def advance(self, entry: dict[str, Any], line: bytes, inode: int, at: int) -> None:
+    def advance(self, line: NewLine, inode: int, end: int) -> None:
         """Apply a line that was just written."""
-        self.apply(entry)
-        self.inode, self.size, self.tail = inode, at + len(line), line[-_TAIL:]
+        self.apply(line.entry, line.writes)
+        self.inode, self.size, self.tail = inode, end, line.text[-_TAIL:]
 
-    def line(self, entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Return the entry and the text of the next line.
-
-        Each line has the head, so that the last one has it.
-        """
+    def line(self, entry: dict[str, Any], writes: Sequence[Write] | None = None) -> NewLine:
+        """Return the next line. Each line has the head, so that the last one has it."""
         n = self.entries + 1
         if n >= 10**DIGITS:
             raise Corrupt(f"no line can come after line {n - 1} of {self.log}")
         if "head" not in entry and self.head is not None:
             entry["head"] = text.show_row(self.head)
         entry = {"n": n, **entry}
-        return entry, text.seal_line(n, entry)
+        return NewLine(entry, text.seal_line(n, entry), writes)
 
     def acceptance(self, row: Row, journal: int, ends: list[list[int]]) -> dict[str, Any]:
         """Return an entry that accepts the lost lines.
@@ -643,16 +674,16 @@ class SessionLog:
         It repeats everything that is still known.
         """
         checkpoints = [self.tables["checkpoints"].rows[pos,] for pos in sorted(self.found)]
-        entry: dict[str, Any] = {"dropped": self.damaged}
-        entry |= _show_session("sessions", row)
-        origin = entry.pop("origin", None)
-        entry |= {
+        created = _created(row)
+        entry: dict[str, Any] = {
+            "dropped": self.damaged,
+            "create": created["create"],
             "checkpoints": [_FACTS["checkpoints"].show(row) for row in checkpoints],
             "untombs": [pos & MAX_SEQ for pos in sorted(self.raised)],
             "journal": journal,
             "streams": ends,
         }
-        return entry if origin is None else {**entry, "origin": origin}
+        return entry | created
 
     def slim(self, data: bytes) -> bytes | None:
         """Return the log without freed parts; None if that saves too little.
@@ -686,12 +717,12 @@ class SessionLog:
         note["facets"] = [_FACTS["facets"].show(term) for term in of_session]
         lease = self.row("leases")
         if lease is not None:
-            note |= _show_session("leases", lease)
-        return b"".join(kept) + self.line(note)[1]
+            note["lease"] = _FACTS["leases"].show(lease)
+        return b"".join(kept) + self.line(note).text
 
     def _living(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Return a line without texts that no longer count, and without their removals."""
-        living = {what: said for what, said in entry.items() if what not in _REMOVALS}
+        living = {what: said for what, said in entry.items() if what not in _OVER or not said}
         for table in ("keys", "marks", "facets"):
             if entry.get(table):
                 facts = [fact for fact in entry[table] if self._counts(table, fact)]
@@ -725,7 +756,7 @@ _TABLES = (
     "sessions", "heads", "checkpoints", "keys", "marks", "operations", "tombs", "facets", "leases",
 )  # fmt: skip
 _DOUBTED = ("sessions", "tombs", "leases")
-_REMOVALS = ("unkeys", "unmarks", "unfacets")
+_OVER = ("unkeys", "unmarks", "unfacets")
 _IDLE = {"n", "checkpoint", "head", "streams", "facets"}
 """A line with only these parts can be dropped. Terms of the session are repeated at the end."""
 

@@ -340,7 +340,7 @@ def accept(home: StoreFolder, session: int) -> bool:
         finally:
             view.close()
         journal, ends = log.first_entry(ledger), [*_ends(home, ledger)]
-        home.log(ledger, *ledger.line(ledger.acceptance(row, journal, ends)))
+        home.log(ledger, ledger.line(ledger.acceptance(row, journal, ends)))
         return True
 
 

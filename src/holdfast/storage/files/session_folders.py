@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from contextlib import contextmanager
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.format.records import deleted_name, former_name, shown_name
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from holdfast.storage.files.log import NewLine
     from holdfast.storage.ordered import Ordered
     from holdfast.storage.tables import Index
 
@@ -425,21 +426,14 @@ class Catalog:
             ledger.doubt(folder.identity.names)
         return ledger
 
-    def advance(
-        self,
-        ledger: SessionLog,
-        entry: dict[str, Any],
-        line: bytes,
-        inode: int,
-        at: int,
-    ) -> SessionLog:
+    def advance(self, ledger: SessionLog, line: NewLine, inode: int, end: int) -> SessionLog:
         """Return the ledger after a line was written to the log."""
         with self.lock:
-            if ledger.entries < entry["n"]:  # otherwise another thread has read it already
+            if ledger.entries < line.entry["n"]:  # otherwise another thread has read it already
                 # Not kept during the change: if it is interrupted, it has only half of the line.
                 self._ledgers.pop(ledger.number, None)
                 ledger = ledger.copy() if ledger.pins else ledger
-                ledger.advance(entry, line, inode, at)
+                ledger.advance(line, inode, end)
             self._ledgers[ledger.number] = ledger
             return ledger
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.storage.contract import Batch
-    from holdfast.storage.files.log import SessionLog
+    from holdfast.storage.files.log import NewLine, SessionLog
     from holdfast.storage.files.session_folders import Catalog
 
 
@@ -275,7 +275,7 @@ class StoreFolder:
 
     # -- the log -------------------------------------------------------------------------------
 
-    def log(self, ledger: SessionLog, entry: dict[str, Any], line: bytes) -> None:
+    def log(self, ledger: SessionLog, line: NewLine) -> None:
         """Add a line to the log: the commit."""
         path = ledger.log
         self.fsync_unsynced(ledger.folder)
@@ -284,15 +284,15 @@ class StoreFolder:
         handle = fs.open_to_write(path, os.O_CREAT)
         try:
             found = os.fstat(handle)
-            at = ledger.size
+            at, text = ledger.size, line.text
             if found.st_size > at and ledger.head == DAMAGED_HEAD:
-                at, line = found.st_size, b"\n" + line  # the damaged bytes stay
+                at, text = found.st_size, b"\n" + text  # the damaged bytes stay
             elif found.st_size > at:
                 os.ftruncate(handle, at)  # torn, so not committed
-            self.add(path, handle, line, at)
+            self.add(path, handle, text, at)
         finally:
             os.close(handle)
-        self.tell(self.catalog.advance(ledger, entry, line, found.st_ino, at))
+        self.tell(self.catalog.advance(ledger, line, found.st_ino, at + len(text)))
 
     def add(self, path: Path, handle: int, lines: bytes, at: int) -> None:
         """Write the end of a file durably, or leave the file as it was."""

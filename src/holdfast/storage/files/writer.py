@@ -32,8 +32,8 @@ from holdfast.storage.files.log import (
     Identity,
     SessionLog,
     entry_of,
-    show_grafts,
     status,
+    told_by,
 )
 from holdfast.storage.files.reader import GuardView
 from holdfast.storage.files.session_folders import blob_path
@@ -42,7 +42,7 @@ from holdfast.storage.rows import Address
 from holdfast.storage.tables import SESSIONS_BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from holdfast.storage.contract import Batch, Guard, Refusal
@@ -151,11 +151,12 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
     # Build everything before the first sync: code runs slowly just after a wait for the disk.
     items, ends = _new_items(home, ledger, writes)
     texts = _texts(ledger, session, writes.checkpoints)
-    entry = entry_of(batch, session, ends)
+    told = [*told_by(batch, session)]
+    entry = entry_of(told, ends)
     others, mark = {*batch.sessions} - {session}, token_hex(8)
     if batch.sessions:
         entry["sweep"] = mark
-    entry, line = ledger.line(entry)
+    line = ledger.line(entry, told)
     with fs.Batch(durable=home.durable) as files:
         for path, end, lines in items:
             home.streams.append(path, end, lines, files)
@@ -168,7 +169,7 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
         log.note(ledger, token)
     for other in sorted(others):
         _write_grafts(home, batch, other, [session, mark])
-    home.log(ledger, entry, line)
+    home.log(ledger, line)
     if writes.frees_entries:  # the line above says that the entries in between are freed
         log.add_entries(home, ledger, writes.journal, together=False)
     return ledger
@@ -191,8 +192,8 @@ def _write_grafts(home: StoreFolder, batch: Batch, other: int, condition: list[A
     """Write grafts to the log of another session. They count once the batch's own line exists."""
     ledger = home.catalog.ledger(other)
     if ledger is not None:
-        grafts = {"gaps": show_grafts(batch, other), "if": condition}
-        home.log(ledger, *ledger.line(grafts))
+        told = [write for write in told_by(batch, other) if type(write) is Put]
+        home.log(ledger, ledger.line(entry_of(told, []) | {"if": condition}))
         if not home.durable:
             fs.sync(ledger.log)
 
@@ -231,8 +232,10 @@ def _checked(home: StoreFolder, writes: _Writes) -> SessionLog:
     return ledger
 
 
-def check_all(home: StoreFolder, guards: Iterable[Guard]) -> None:
+def check_all(home: StoreFolder, guards: Sequence[Guard]) -> None:
     """Raise the refusal of a guard that does not hold. Names are checked elsewhere."""
+    if not guards:
+        return
     view = GuardView(home)
     try:
         for guard in guards:
