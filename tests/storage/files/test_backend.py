@@ -21,10 +21,12 @@ from holdfast.errors import Corrupt, HeadMoved, Unavailable
 from holdfast.history import lineage, sessions
 from holdfast.storage import fs
 from holdfast.storage.files import (
+    journal as files_journal,
+)
+from holdfast.storage.files import (
     log as files_log,
 )
 from holdfast.storage.files import (
-    maintain,
     row_json,
     store_folder,
 )
@@ -1143,7 +1145,7 @@ def test_a_new_lease_is_never_taken_for_an_old_one(opened, monkeypatch):
 
 def test_a_backup_beside_a_run_misses_no_entry(path, opened, monkeypatch):
     """What the hint tells of has to be in the journal that is copied."""
-    store, known = opened(), files_log.last_known
+    store, known = opened(), files_journal.last_known
     with opened().session("s").run() as run:
         run.step("first", int)
 
@@ -1152,7 +1154,7 @@ def test_a_backup_beside_a_run_misses_no_entry(path, opened, monkeypatch):
             return known(ledger)
 
         with monkeypatch.context() as patch:
-            patch.setattr(maintain, "last_known", late)
+            patch.setattr(files_journal, "last_known", late)
             assert store.backup(path.parent / "backup").ok
     with holdfast.open(f"files:{path.parent / 'backup'}") as copy:
         assert [call.name for call in copy.session("s").calls()] == ["first", "second"]
@@ -1292,7 +1294,7 @@ def test_a_journal_is_read_once_for_all_pages(opened, monkeypatch):
     with session.run() as run:
         for n in range(100):
             run.step("work", lambda n=n: n)
-    parsed = counted(monkeypatch, files_log, "_entry")
+    parsed = counted(monkeypatch, files_journal, "_entry")
     for read in (session.calls, session.pending, store.verify):
         parsed.clear()
         read()
@@ -1306,7 +1308,7 @@ def test_leases_are_listed_with_one_look_at_each(opened, monkeypatch):
     for n in range(60):
         with store.session(f"s{n}").run() as run:
             run.checkpoint()
-    looks = counted(monkeypatch, files_log, "lease_of")
+    looks = counted(monkeypatch, files_journal, "lease_of")
     store.pending()
     assert len(looks) <= 2 * 60
     with store._repository.reader() as reader:

@@ -25,7 +25,7 @@ from holdfast.format import portable
 from holdfast.format.records import SPACES
 from holdfast.storage import fs
 from holdfast.storage.contract import Backend, View
-from holdfast.storage.files import log, maintain, store_folder, writer
+from holdfast.storage.files import journal, maintain, store_folder, writer
 from holdfast.storage.files.reader import FilesView
 from holdfast.storage.files.session_folders import BLOBS
 from holdfast.storage.files.store_folder import COUNTERS, LOCKS, SESSIONS, VERSION, StoreFolder
@@ -133,7 +133,7 @@ class FilesBackend(Backend):
 
     def renew(self, session: int, token: bytes) -> bool:
         with self._writing() as home:
-            return log.renew(home, session, token)
+            return journal.renew(home, session, token)
 
     def compact(
         self,

@@ -16,18 +16,16 @@ from holdfast.format.records import SPACES
 from holdfast.log import logger
 from holdfast.storage import fs
 from holdfast.storage.contract import DeleteIf, Insert, MissingReference
-from holdfast.storage.files import log, store_folder, writer
+from holdfast.storage.files import journal, store_folder, writer
 from holdfast.storage.files.item_files import items_of
+from holdfast.storage.files.journal import JOURNAL, LAST
 from holdfast.storage.files.log import (
     CHECKPOINTS,
     HEAD,
-    JOURNAL,
-    LAST,
     LOG,
     SESSION,
     STREAMS,
     hint,
-    last_known,
 )
 from holdfast.storage.files.reader import LEFT, FilesView, left_from
 from holdfast.storage.files.session_folders import BLOBS, LOCK, blob_path, record_path, streams_in
@@ -191,9 +189,9 @@ def _compact(home: StoreFolder, path: Path) -> None:
             slim = ledger.slim(fs.read(path / LOG)[: ledger.size])
             if slim is not None:
                 fs.replace(path / LOG, slim)
-            journal = log.slim(ledger)
-            if journal is not None:
-                fs.replace(path / log.JOURNAL, journal)
+            slim = journal.slim(ledger)
+            if slim is not None:
+                fs.replace(path / JOURNAL, slim)
 
 
 def _hide_name(home: StoreFolder, path: Path) -> None:
@@ -287,10 +285,10 @@ def _copy_session(ledger: SessionLog, target: Path) -> None:
     if (ledger.folder / SESSION).exists():
         fs.copy(ledger.folder / SESSION, target / SESSION)
     (target / HEAD).write_bytes(hint(ledger.entries))
-    known = last_known(ledger)  # first: a writer updates the hint after the entry
+    known = journal.last_known(ledger)  # first: a writer updates the hint after the entry
     if (ledger.folder / JOURNAL).exists():
-        journal = fs.read(ledger.folder / JOURNAL)
-        (target / JOURNAL).write_bytes(journal[: journal.rfind(b"\n") + 1])
+        data = fs.read(ledger.folder / JOURNAL)
+        (target / JOURNAL).write_bytes(data[: data.rfind(b"\n") + 1])
         (target / LAST).write_bytes(hint(known))
     if ledger.size:  # otherwise it is missing there, too
         (target / LOG).write_bytes(fs.read(ledger.folder / LOG)[: ledger.size])
@@ -339,8 +337,8 @@ def accept(home: StoreFolder, session: int) -> bool:
             row = view.called(ledger)
         finally:
             view.close()
-        journal, ends = log.first_entry(ledger), [*_ends(home, ledger)]
-        home.log(ledger, ledger.line(ledger.acceptance(row, journal, ends)))
+        first, ends = journal.look(ledger).first, [*_ends(home, ledger)]
+        home.log(ledger, ledger.line(ledger.acceptance(row, first, ends)))
         return True
 
 

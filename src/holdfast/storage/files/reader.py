@@ -19,7 +19,7 @@ from holdfast.format.records import (
 )
 from holdfast.storage import fs
 from holdfast.storage.contract import View
-from holdfast.storage.files import item_files, log, row_json, store_folder
+from holdfast.storage.files import item_files, journal, row_json, store_folder
 from holdfast.storage.files.log import identity_of
 from holdfast.storage.files.session_folders import BLOBS as BLOB_FOLDER
 from holdfast.storage.files.session_folders import blob_path, record_path
@@ -91,7 +91,7 @@ class FilesView(View):
         self._merged: dict[Index, Ordered] = {}
         self._grafts: dict[int, tuple[object, Ordered]] = {}
         self._listed: list[tuple[bytes, int]] | None = None
-        self._journal: tuple[int, log.Seen] | None = None
+        self._journal: tuple[int, journal.Seen] | None = None
 
     def close(self) -> None:
         with self._catalog.lock:
@@ -218,7 +218,7 @@ class FilesView(View):
     def _row(self, index: Index, ledger: SessionLog, key: Key) -> Row | None:
         """Return the row of a session that a look-up finds."""
         if index is LEASES:
-            return log.lease_of(ledger)
+            return journal.lease_of(ledger)
         if index.table == "sessions":
             return looked_up(index, self.called(ledger))
         row = self._table(index.table, ledger).rows.get(key)
@@ -299,10 +299,10 @@ class FilesView(View):
                 ) from None
             return None
 
-    def _look(self, ledger: SessionLog) -> log.Seen:
+    def _look(self, ledger: SessionLog) -> journal.Seen:
         """Return a session's journal. It is read once for all of its pages."""
         if self._journal is None or self._journal[0] != ledger.number:
-            self._journal = ledger.number, log.look(ledger)
+            self._journal = ledger.number, journal.look(ledger)
         return self._journal[1]
 
     def _valid_grafts(self, ledger: SessionLog) -> Ordered:

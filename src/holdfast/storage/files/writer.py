@@ -22,8 +22,9 @@ from holdfast.storage.contract import (
     StaleHead,
     check,
 )
-from holdfast.storage.files import log, row_json
+from holdfast.storage.files import journal, row_json
 from holdfast.storage.files.item_files import items_of, show_blob
+from holdfast.storage.files.lines import entry_of, told_by
 from holdfast.storage.files.log import (
     CHECKPOINTS,
     LOG,
@@ -31,9 +32,7 @@ from holdfast.storage.files.log import (
     STREAMS,
     Identity,
     SessionLog,
-    entry_of,
     status,
-    told_by,
 )
 from holdfast.storage.files.reader import GuardView
 from holdfast.storage.files.session_folders import blob_path
@@ -137,7 +136,7 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
     for row in writes.counters:
         home.turns.write(*row)
     if batch.swap is None and writes.created is None and not batch.sessions:
-        log.add_entries(home, ledger, writes.journal, together=True)
+        journal.add_entries(home, ledger, writes.journal, together=True)
         return ledger
     if writes.created is None:
         home.fsync_log(ledger)
@@ -163,15 +162,15 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
         for file, text in texts:
             files.put(file, text)
     if not writes.frees_entries:
-        log.add_entries(home, ledger, writes.journal, together=False)
+        journal.add_entries(home, ledger, writes.journal, together=False)
     for _, token, _ in writes.leases:  # first, so that the new lease does not look expired
-        log.fsync_journal(home, ledger)
-        log.note(ledger, token)
+        journal.fsync_journal(home, ledger)
+        journal.note(ledger, token)
     for other in sorted(others):
         _write_grafts(home, batch, other, [session, mark])
     home.log(ledger, line)
     if writes.frees_entries:  # the line above says that the entries in between are freed
-        log.add_entries(home, ledger, writes.journal, together=False)
+        journal.add_entries(home, ledger, writes.journal, together=False)
     return ledger
 
 
@@ -228,7 +227,7 @@ def _checked(home: StoreFolder, writes: _Writes) -> SessionLog:
         if write.row[:2] in ledger.tables["keys"].rows:
             raise write.refusal()
     if batch.swap is not None:
-        log.check_entries(ledger, writes.journal)
+        journal.check_entries(ledger, writes.journal)
     return ledger
 
 

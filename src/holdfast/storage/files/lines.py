@@ -1,0 +1,227 @@
+"""Lines of logs: the writes of a batch as JSON, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast import ids
+from holdfast.format import rows
+from holdfast.format.records import MAX_SEQ, SEQ_BITS, position
+from holdfast.intervals import whole
+from holdfast.storage.contract import Delete, DeleteRange, Insert, Put, Rename, StaleHead
+from holdfast.storage.files import row_json
+from holdfast.storage.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from holdfast.storage.contract import Batch, Key, Write
+    from holdfast.storage.tables import Row
+
+
+DIGITS = 18
+"""The most digits of the number of a line or an entry."""
+BEGIN = b'{"n":'
+
+
+def read_entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry of a numbered line; None if the line is damaged."""
+    digits = line[len(BEGIN) : line.find(b",")]
+    if not line.startswith(BEGIN) or not digits.isdigit() or len(digits) > DIGITS:
+        return None
+    entry = row_json.read_line(int(digits), line)
+    return entry if entry is not None and entry["n"] == int(digits) else None
+
+
+def show_id(id: bytes) -> str:
+    """Return the id of a checkpoint as text, or the number of a session as shorter row_json."""
+    return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
+
+
+def hide_id(shown: str) -> bytes:
+    if len(shown) != ids.CHARS:
+        return bytes.fromhex(shown)
+    id = ids.from_text(shown)
+    if id is None:
+        raise ValueError(shown)
+    return id
+
+
+_SHOW: dict[str, Callable[[Any], Any]] = {
+    "pos": lambda pos: pos & MAX_SEQ, "id": show_id, "body": row_json.show_row,
+    "key": row_json.show_name, "value": row_json.show_name, "token": bytes.hex,
+}  # fmt: skip
+"""How a log has the value of a column. All others stay as they are."""
+_HIDE: dict[str, Callable[[Any], Any]] = {
+    "pos": whole, "id": hide_id, "body": row_json.hide_row,
+    "key": row_json.hide_name, "value": row_json.hide_name, "token": bytes.fromhex,
+    "kind": whole, "seq": whole,
+}  # fmt: skip
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class _Fact:
+    """How a log has the rows of a table, and the removals of rows.
+
+    A row is a list of its columns, and its removal is a list of the columns of the key. A list of
+    one is this one. The session is left out, and a position is the number in the session.
+    """
+
+    def __init__(self, table: str, *, has: int | None = None, plain: int | None = None) -> None:
+        self.table, self._plain = table, plain
+        columns = TABLES[table].columns[:has]
+        self._count = len(columns)
+        self._left_out = 1 if columns[0] == "session" else 0
+        self._by_position = columns[0] == "pos"
+        self._columns = columns[self._left_out :]
+        self._key = self._columns[: TABLES[table].key - self._left_out]
+
+    def whole(self, row: Row) -> Row:
+        """Return a row as the log has it: uncompressed."""
+        if self._plain is not None:
+            return (*row[:-1], row_json.plain(self._plain, row[0], row[-1]))
+        return row[: self._count]
+
+    def show(self, row: Row) -> Any:
+        return self._show(self._columns, row)
+
+    def show_key(self, key: Key) -> Any:
+        return self._show(self._key, key)
+
+    def hide(self, session: int, shown: Any) -> Row:
+        return self._hide(self._columns, session, shown)
+
+    def hide_key(self, session: int, shown: Any) -> Key:
+        return self._hide(self._key, session, shown)
+
+    def _show(self, columns: Sequence[str], values: Row) -> Any:
+        pairs = zip(columns, values[self._left_out :], strict=False)
+        shown = [_SHOW.get(column, _same)(value) for column, value in pairs]
+        return shown if len(shown) > 1 else shown[0]
+
+    def _hide(self, columns: Sequence[str], session: int, shown: Any) -> Row:
+        pairs = zip(columns, shown if len(columns) > 1 else (shown,), strict=True)
+        values = [_HIDE.get(column, _same)(value) for column, value in pairs]
+        if self._by_position:
+            values[0] |= session << SEQ_BITS
+        return (session, *values) if self._left_out else tuple(values)
+
+
+FACTS = {
+    fact.table: fact
+    for fact in (
+        _Fact("heads"),
+        _Fact("checkpoints", has=2),  # the row itself is in a file
+        _Fact("keys"),
+        _Fact("marks"),
+        _Fact("operations", plain=rows.OPERATION),
+        _Fact("tombs"),
+        _Fact("facets"),
+        _Fact("gaps", plain=rows.GRAFT),
+        _Fact("leases", plain=rows.LEASE),
+    )
+}
+"""A log has the rows of a table under its name."""
+_SINGLE = {
+    "checkpoint": FACTS["checkpoints"], "head": FACTS["heads"], "lease": FACTS["leases"],
+    "operation": FACTS["operations"],
+}  # fmt: skip
+"""The names under which it has a single row."""
+_REMOVED = {f"un{table}": FACTS[table] for table in ("keys", "marks", "tombs", "facets")}
+"""The names under which it has removals of rows."""
+_FREED = ("checkpoints", "gaps", "tombs", "marks")
+"""The tables of which gc removes the rows of a checkpoint."""
+_FIRST = ("create", "origin", "checkpoint", "head", "streams")
+"""What comes first in a line, for people who read it."""
+
+
+def told_by(batch: Batch, session: int) -> Iterator[Write]:
+    """Yield the writes of a batch that the log of a session tells of, as they are read again."""
+    if batch.swap is not None:
+        yield Put("heads", (session, batch.swap.body))
+    for write in batch.writes:
+        if type(write) is Insert or type(write) is Put:
+            table, row = write.table, write.row
+            if table in FACTS and (table != "gaps" or row[0] >> SEQ_BITS == session):
+                yield Put(table, FACTS[table].whole(row))
+            elif table == "sessions":
+                yield Put(table, row)
+        elif type(write) is DeleteRange:
+            freed = write.table in _FREED
+            if freed or (write.table == "journal" and write.high >> SEQ_BITS == session):
+                yield write
+        elif type(write) is Delete:
+            if write.table == "sessions" or f"un{write.table}" in _REMOVED:
+                yield write
+        elif type(write) is Rename:
+            yield write
+
+
+def entry_of(writes: Iterable[Write], ends: list[list[int]]) -> dict[str, Any]:
+    """Return the log entry of writes. `ends` has the streams, and the new end of each."""
+    entry: dict[str, Any] = {}
+    facts: dict[str, list[Any]] = {}
+    for write in writes:
+        match write:
+            case Put("sessions", row):
+                entry |= created_by(row)
+            case Put(table, row):
+                facts.setdefault(table, []).append(FACTS[table].show(row))
+            case Rename(_, new, body):
+                entry["rename"] = [row_json.show_name(new), row_json.show_row(body)]
+            case Delete("sessions"):
+                entry["removed"] = True
+            case Delete(table, key):
+                facts.setdefault(f"un{table}", []).append(FACTS[table].show_key(key))
+            case DeleteRange("checkpoints", low, high):
+                facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
+            case DeleteRange("journal", _, high):
+                entry["journal"] = high & MAX_SEQ
+    if ends:
+        entry["streams"] = ends
+    for name, fact in _SINGLE.items():
+        if len(facts.get(fact.table, ())) == 1:
+            [entry[name]] = facts.pop(fact.table)
+    return {**{what: entry[what] for what in _FIRST if what in entry}, **facts, **entry}
+
+
+def created_by(row: Row) -> dict[str, Any]:
+    """Return the part of an entry that creates a session."""
+    number, name, origin, body = row
+    shown = {"create": [number, row_json.show_name(name), row_json.show_row(body)]}
+    return shown | ({} if origin is None else {"origin": [*divmod(origin, 1 << SEQ_BITS)]})
+
+
+def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
+    """Yield the writes that an entry tells of, removals first: the reverse of `entry_of`."""
+    for name, said in entry.items():
+        if name in _REMOVED:
+            fact = _REMOVED[name]
+            yield from [Delete(fact.table, fact.hide_key(session, each)) for each in said]
+        elif name == "freed":
+            for seq in said:
+                low = position(session, whole(seq))
+                yield from [DeleteRange(table, low, low + 1) for table in _FREED]
+        elif name == "journal":
+            yield DeleteRange(name, position(session, 0), position(session, whole(said)))
+        elif name == "removed":
+            yield Delete("sessions", (session,))
+    for name, said in entry.items():
+        if name in _SINGLE:
+            fact = _SINGLE[name]
+            yield Put(fact.table, fact.hide(session, said))
+        elif name in FACTS:
+            fact = FACTS[name]
+            yield from [Put(name, fact.hide(session, each)) for each in said]
+        elif name == "create":
+            _, new, body = said
+            origin = position(*entry["origin"]) if "origin" in entry else None
+            row = (session, row_json.hide_name(new), origin, row_json.hide_row(body))
+            yield Put("sessions", row)
+        elif name == "rename":
+            yield Rename(
+                session, row_json.hide_name(said[0]), row_json.hide_row(said[1]), StaleHead
+            )
