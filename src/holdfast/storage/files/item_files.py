@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _BEGIN = b'{"n":'
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 _PIECE = 8 << 20
 _KEPT = 256
 """The number of stream indexes that are kept in memory."""
@@ -96,7 +95,7 @@ def hide(text: bytes) -> Line | None:
         item = _hide_item(entry)
         row = bytes.fromhex(entry["sum"]) + bytes((flags,)) + item
         return Line(entry["n"], row) if type(entry["n"]) is int else None
-    except (*_MALFORMED, Corrupt):
+    except (*row_json.MALFORMED, Corrupt):
         return None
 
 
@@ -329,6 +328,6 @@ def hide_blob(text: bytes) -> bytes:
         again = portable.dumps(shown) + b"\n"
         if row_json.RAW in text and row_json.is_same(again, text):  # see hide_checkpoint
             return row
-    except (*_MALFORMED, Corrupt):
+    except (*row_json.MALFORMED, Corrupt):
         pass
     return b"a file that is damaged"

@@ -84,7 +84,7 @@ def _parsed(data: bytes) -> _Text:
         for n, shown in enumerate(entry["entries"], entry["n"]):
             try:
                 bodies[n] = row_json.hide_row(shown)
-            except (ValueError, TypeError, LookupError, AttributeError, Corrupt):
+            except (*row_json.MALFORMED, Corrupt):
                 bodies[n] = _DAMAGED
     return _Text(bodies, end, begins)
 

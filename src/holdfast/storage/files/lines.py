@@ -13,9 +13,9 @@ from holdfast.storage.files import row_json
 from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from holdfast.storage.contract import Batch, Key, Write
+    from holdfast.storage.contract import Batch, Write
     from holdfast.storage.tables import Row
 
 
@@ -34,7 +34,7 @@ def read_entry(line: bytes) -> dict[str, Any] | None:
 
 
 def show_id(id: bytes) -> str:
-    """Return the id of a checkpoint as text, or the number of a session as shorter row_json."""
+    """Return the id of a checkpoint as text, or the number of a session as shorter text."""
     return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
 
 
@@ -47,64 +47,52 @@ def hide_id(shown: str) -> bytes:
     return id
 
 
-_SHOW: dict[str, Callable[[Any], Any]] = {
-    "pos": lambda pos: pos & MAX_SEQ, "id": show_id, "body": row_json.show_row,
-    "key": row_json.show_name, "value": row_json.show_name, "token": bytes.hex,
-}  # fmt: skip
-"""How a log has the value of a column. All others stay as they are."""
-_HIDE: dict[str, Callable[[Any], Any]] = {
-    "pos": whole, "id": hide_id, "body": row_json.hide_row,
-    "key": row_json.hide_name, "value": row_json.hide_name, "token": bytes.fromhex,
-    "kind": whole, "seq": whole,
-}  # fmt: skip
-
-
-def _same(value: Any) -> Any:
-    return value
+_TEXTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "pos": (lambda pos: pos & MAX_SEQ, whole),
+    "id": (show_id, hide_id),
+    "key": (row_json.show_name, row_json.hide_name),
+    "value": (row_json.show_name, row_json.hide_name),
+    "body": (row_json.show_row, row_json.hide_row),
+    "token": (bytes.hex, bytes.fromhex),
+    "kind": (int, whole),
+    "seq": (int, whole),
+    "ancestor": (lambda pos: pos, lambda pos: pos),
+}
+"""How a log has the value of a column, and how it is read again."""
 
 
 class _Fact:
     """How a log has the rows of a table, and the removals of rows.
 
-    A row is a list of its columns, and its removal is a list of the columns of the key. A list of
-    one is this one. The session is left out, and a position is the number in the session.
+    A row is a list of its columns, and a removal is a list of the columns of the key. A list of one
+    value is this value. The session is left out, and a position is the number in the session.
     """
 
     def __init__(self, table: str, *, has: int | None = None, plain: int | None = None) -> None:
-        self.table, self._plain = table, plain
         columns = TABLES[table].columns[:has]
-        self._count = len(columns)
+        self.table, self._plain, self._count = table, plain, len(columns)
         self._left_out = 1 if columns[0] == "session" else 0
         self._by_position = columns[0] == "pos"
-        self._columns = columns[self._left_out :]
+        self._columns = [_TEXTS[column] for column in columns[self._left_out :]]
         self._key = self._columns[: TABLES[table].key - self._left_out]
 
     def whole(self, row: Row) -> Row:
-        """Return a row as the log has it: uncompressed."""
+        """Return a row as the log has it: uncompressed, and without what is in a file."""
         if self._plain is not None:
             return (*row[:-1], row_json.plain(self._plain, row[0], row[-1]))
         return row[: self._count]
 
-    def show(self, row: Row) -> Any:
-        return self._show(self._columns, row)
-
-    def show_key(self, key: Key) -> Any:
-        return self._show(self._key, key)
-
-    def hide(self, session: int, shown: Any) -> Row:
-        return self._hide(self._columns, session, shown)
-
-    def hide_key(self, session: int, shown: Any) -> Key:
-        return self._hide(self._key, session, shown)
-
-    def _show(self, columns: Sequence[str], values: Row) -> Any:
-        pairs = zip(columns, values[self._left_out :], strict=False)
-        shown = [_SHOW.get(column, _same)(value) for column, value in pairs]
+    def show(self, row: Row, *, key: bool = False) -> Any:
+        """Return the text of a row, or of a key."""
+        columns = zip(self._key if key else self._columns, row[self._left_out :], strict=True)
+        shown = [show(value) for (show, _), value in columns]
         return shown if len(shown) > 1 else shown[0]
 
-    def _hide(self, columns: Sequence[str], session: int, shown: Any) -> Row:
-        pairs = zip(columns, shown if len(columns) > 1 else (shown,), strict=True)
-        values = [_HIDE.get(column, _same)(value) for column, value in pairs]
+    def hide(self, session: int, shown: Any, *, key: bool = False) -> Row:
+        """Return the row, or the key, in a text."""
+        columns = self._key if key else self._columns
+        listed = shown if len(columns) > 1 else (shown,)
+        values = [hide(value) for (_, hide), value in zip(columns, listed, strict=True)]
         if self._by_position:
             values[0] |= session << SEQ_BITS
         return (session, *values) if self._left_out else tuple(values)
@@ -165,17 +153,18 @@ def entry_of(writes: Iterable[Write], ends: list[list[int]]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     facts: dict[str, list[Any]] = {}
     for write in writes:
+        if type(write) is Put and write.table != "sessions":
+            facts.setdefault(write.table, []).append(FACTS[write.table].show(write.row))
+            continue
         match write:
-            case Put("sessions", row):
+            case Put(_, row):
                 entry |= created_by(row)
-            case Put(table, row):
-                facts.setdefault(table, []).append(FACTS[table].show(row))
             case Rename(_, new, body):
                 entry["rename"] = [row_json.show_name(new), row_json.show_row(body)]
             case Delete("sessions"):
                 entry["removed"] = True
             case Delete(table, key):
-                facts.setdefault(f"un{table}", []).append(FACTS[table].show_key(key))
+                facts.setdefault(f"un{table}", []).append(FACTS[table].show(key, key=True))
             case DeleteRange("checkpoints", low, high):
                 facts.setdefault("freed", []).extend(range(low & MAX_SEQ, high & MAX_SEQ))
             case DeleteRange("journal", _, high):
@@ -200,7 +189,7 @@ def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
     for name, said in entry.items():
         if name in _REMOVED:
             fact = _REMOVED[name]
-            yield from [Delete(fact.table, fact.hide_key(session, each)) for each in said]
+            yield from [Delete(fact.table, fact.hide(session, each, key=True)) for each in said]
         elif name == "freed":
             for seq in said:
                 low = position(session, whole(seq))
@@ -222,6 +211,5 @@ def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
             row = (session, row_json.hide_name(new), origin, row_json.hide_row(body))
             yield Put("sessions", row)
         elif name == "rename":
-            yield Rename(
-                session, row_json.hide_name(said[0]), row_json.hide_row(said[1]), StaleHead
-            )
+            new, body = said
+            yield Rename(session, row_json.hide_name(new), row_json.hide_row(body), StaleHead)

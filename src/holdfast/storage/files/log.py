@@ -24,7 +24,7 @@ from holdfast.format.records import (
 from holdfast.intervals import joined, outside, whole
 from holdfast.storage import fs
 from holdfast.storage.contract import Delete, DeleteRange, Put, Rename
-from holdfast.storage.files import row_json as text
+from holdfast.storage.files import row_json
 from holdfast.storage.files.lines import (
     BEGIN,
     DIGITS,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 
 SESSION = "session.json"
-_MALFORMED_IDENTITY = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class Identity(NamedTuple):
@@ -67,27 +66,27 @@ class Identity(NamedTuple):
 
     def show(self) -> bytes:
         shown = {
-            "session": [text.show_name(name) for name in self.names],
+            "session": [row_json.show_name(name) for name in self.names],
             "number": self.number,
-            "row": text.show_row(self.row),
+            "row": row_json.show_row(self.row),
             "origin": self.origin,
             "first": self.first,
         }
-        return text.seal_line(self.number, shown)
+        return row_json.seal_line(self.number, shown)
 
     @classmethod
     def read(cls, data: bytes) -> Identity | None:
         """Return the identity in a file; None if the file is damaged."""
         try:
             number = format_portable.loads(data)["number"]
-            shown = text.read_line(number, data.removesuffix(b"\n"))
+            shown = row_json.read_line(number, data.removesuffix(b"\n"))
             if shown is None:
                 return None
-            names = tuple([text.hide_name(name) for name in shown["session"]])
+            names = tuple([row_json.hide_name(name) for name in shown["session"]])
             origin = None if shown["origin"] is None else Address(*shown["origin"][:2])
             first = None if shown.get("first") is None else whole(shown["first"])
-            return cls(number, names, text.hide_row(shown["row"]), origin, first)
-        except (*_MALFORMED_IDENTITY, OverflowError, Corrupt):
+            return cls(number, names, row_json.hide_row(shown["row"]), origin, first)
+        except (*row_json.MALFORMED, Corrupt):
             return None
 
 
@@ -127,7 +126,6 @@ DAMAGED_HEAD = b"the end of the log is damaged"
 _TAIL = 32
 """This many bytes at its end show whether a log is still the one that was read."""
 _RECORD = re.compile(r"[0-9]{6,12}\.json")
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 
 
 def status(folder: Path) -> tuple[int, int] | None:
@@ -167,7 +165,6 @@ class SessionLog:
         self.folder, self.log = folder, folder / LOG
         self.number = number
         """The number of the session. The first line of the log has it, too."""
-        self._streams: dict[int, Path] = {}
         self.pins = 0
         """The number of readers that use it. While there are any, it must not change."""
         self.inode = self.size = self.entries = 0
@@ -238,10 +235,7 @@ class SessionLog:
 
     def stream(self, number: int) -> Path:
         """Return the path of a stream of this session."""
-        path = self._streams.get(number)
-        if path is None:
-            path = self._streams[number] = self.folder / STREAMS / f"{number}.jsonl"
-        return path
+        return self.folder / STREAMS / f"{number}.jsonl"
 
     @property
     def there(self) -> bool:
@@ -308,7 +302,7 @@ class SessionLog:
         n = entry["n"]
         try:
             dropped = [(whole(low), whole(high)) for low, high in entry.get("dropped", ())]
-        except _MALFORMED:
+        except row_json.MALFORMED:
             dropped, entry = [], {}
         if dropped:
             self.damaged = outside(self.damaged, dropped)
@@ -319,7 +313,7 @@ class SessionLog:
         try:
             self._apply(entry, writes)
             damaged = not entry
-        except (*_MALFORMED, Corrupt):
+        except (*row_json.MALFORMED, Corrupt):
             damaged = True
         if damaged:
             self.damaged.append((n, n + 1))
@@ -401,14 +395,13 @@ class SessionLog:
         known = self.tables["checkpoints"]
         for seq in self._records():
             pos = position(self.number, seq)
-            if (pos,) in known.rows or seq in self.freed:
+            unfinished = seq > newest
+            if unfinished or (pos,) in known.rows or seq in self.freed:
                 continue
-            if seq > newest:
-                continue  # its commit has not finished
             try:
                 text = fs.read(self.folder / CHECKPOINTS / f"{seq:06}.json")
                 id = ids.from_text(format_portable.loads(text)["id"])
-            except (OSError, *_MALFORMED):
+            except (OSError, *row_json.MALFORMED):
                 continue
             if id is not None:
                 known.put((pos, id))
@@ -468,9 +461,9 @@ class SessionLog:
         if n >= 10**DIGITS:
             raise Corrupt(f"no line can come after line {n - 1} of {self.log}")
         if "head" not in entry and self.head is not None:
-            entry["head"] = text.show_row(self.head)
+            entry["head"] = row_json.show_row(self.head)
         entry = {"n": n, **entry}
-        return NewLine(entry, text.seal_line(n, entry), writes)
+        return NewLine(entry, row_json.seal_line(n, entry), writes)
 
     def acceptance(self, row: Row, journal: int, ends: list[list[int]]) -> dict[str, Any]:
         """Return an entry that accepts the lost lines.
@@ -500,12 +493,12 @@ class SessionLog:
         erased = False
         for line in data.split(b"\n")[:-1]:
             entry, rest, runs = read_entry(line), line, None
-            with suppress(*_MALFORMED):  # a line whose loss was accepted
+            with suppress(*row_json.MALFORMED):  # a line whose loss was accepted
                 if entry is not None:
                     living = self._living(entry)
                     runs = self._idle_runs(living)
                     if living != entry:
-                        erased, rest = True, text.seal_line(entry["n"], living)[:-1]
+                        erased, rest = True, row_json.seal_line(entry["n"], living)[:-1]
             if runs is None:
                 saved += len(line) - len(rest)
                 kept.append(rest + b"\n")

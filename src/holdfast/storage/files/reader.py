@@ -15,7 +15,6 @@ from holdfast.format.records import (
     MAX_SEQ,
     SEQ_BITS,
     deleted_name,
-    seal_counter,
 )
 from holdfast.storage import fs
 from holdfast.storage.contract import View
@@ -145,7 +144,8 @@ class FilesView(View):
         if index is SESSIONS_BY_NAME:
             return self._session(*key)
         if index is COUNTERS:
-            return self._turnover().get(key[0])
+            number = self._home.turns.read(key[0]) if key[0] in (FREED, COPIED) else None
+            return None if number is None else (key[0], number)
         by_session = index.by[0] != "pos"
         ledger = self.ledger(key[0] if by_session else key[0] >> SEQ_BITS)
         if ledger is None:
@@ -424,11 +424,6 @@ class FilesView(View):
         ]
 
     # -- the store -----------------------------------------------------------------------------
-
-    def _turnover(self) -> dict[str, Row]:
-        """Return the counters of gc and of copies, unless there was none yet."""
-        found = zip((FREED, COPIED), self._home.turns.read(), strict=True)
-        return {space: (space, seal_counter(space, number)) for space, number in found if number}
 
     def count(self, table: str) -> int:
         return sum([len(ledger.tables[table].keys) for ledger in self._ledgers()])

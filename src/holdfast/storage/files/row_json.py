@@ -25,7 +25,8 @@ RAW = b'{"$raw":'
 _TAIL = len(_SUM) + 16 + len(b'"}')
 _SHORT = records.FIELDS
 _LONG = {short: name for name, short in _SHORT.items()}
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What the text of a row, or of something else, may raise if it is damaged."""
 
 
 def plain(kind: int, address: int, row: bytes) -> bytes:
@@ -104,7 +105,7 @@ def show_checkpoint(seq: int, id: bytes, row: bytes) -> bytes:
     shown: dict[str, Any] = {"id": ids.to_text(id), "seq": seq}
     try:
         shown |= _show_record(row)
-    except (*_MALFORMED, Corrupt):
+    except (*MALFORMED, Corrupt):
         shown = {"id": ids.to_text(id), "seq": seq, "row": show_row(row)}
     return lay_out(shown)
 
@@ -136,7 +137,7 @@ def hide_checkpoint(text: bytes) -> bytes:
         raw = ("row" in shown or RAW in text) and is_same(lay_out(shown), text)
         if id is None or not (raw or is_same(show_checkpoint(shown["seq"], id, row), text)):
             raise ValueError
-    except (*_MALFORMED, Corrupt):
+    except (*MALFORMED, Corrupt):
         return b"a file that is damaged"
     return row
 

@@ -39,19 +39,17 @@ if TYPE_CHECKING:
 _MOVE = "one of these folders is a copy, or of another store: move it away, and export() it there"
 
 
-def session_clash(number: int, folders: Sequence[Path]) -> Corrupt:
-    places = " and in ".join(["/".join(path.parts[-2:]) for path in folders])
-    return Corrupt(f"session {number} is in {places}, so it is ambiguous", hint=_MOVE)
+def clash(what: str, parts: int, paths: Sequence[Path], so: str = "") -> Corrupt:
+    """Return the error for a number or name that several folders have.
 
-
-def name_clash(name: bytes, folders: Sequence[Path]) -> Corrupt:
-    places = " and in ".join(["/".join(path.parts[-2:]) for path in folders])
-    return Corrupt(f"there is a session {shown_name(name)!r} in {places}", hint=_MOVE)
+    `parts` is how many parts of each path say which one it is.
+    """
+    places = " and in ".join(["/".join(path.parts[-parts:]) for path in paths])
+    return Corrupt(f"{what} in {places}{so}", hint=_MOVE)
 
 
 def stream_clash(stream: int, paths: Sequence[Path]) -> Corrupt:
-    places = " and in ".join(["/".join(path.parts[-4:]) for path in paths])
-    return Corrupt(f"stream {stream} is in {places}, so its items are ambiguous", hint=_MOVE)
+    return clash(f"stream {stream} is", 4, paths, ", so its items are ambiguous")
 
 
 def given_twice(what: str, folder: Path) -> Corrupt:
@@ -325,7 +323,9 @@ class Catalog:
             found = [each for each in ledgers if each.there and each.name == name]
             sure = [each for each in found if not each.doubtful] or found
             if len(sure) > 1:
-                raise name_clash(name, [each.folder for each in sure])
+                raise clash(
+                    f"there is a session {shown_name(name)!r}", 2, [each.folder for each in sure]
+                )
             return sure[0].number if sure else None
 
     def listed(self) -> list[tuple[bytes, int]]:
@@ -516,7 +516,7 @@ class Catalog:
 
     def _rivalry(self, number: int) -> Corrupt:
         rivals = [f.path for f in self._rivals.values() if f.identity.number == number]
-        return session_clash(number, sorted(rivals))
+        return clash(f"session {number} is", 2, sorted(rivals), ", so it is ambiguous")
 
     def refuse_taken(self, stream: int, path: Path) -> None:
         """Raise Corrupt if another folder is known to have a stream that is new here."""

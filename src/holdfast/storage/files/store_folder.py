@@ -13,14 +13,13 @@ from holdfast import clock
 from holdfast.errors import Corrupt
 from holdfast.format import portable
 from holdfast.format.item_streams import STREAM_BITS
-from holdfast.format.records import COPIED, FREED, SEQ_BITS, SPACES, seal_counter, unseal_counter
+from holdfast.format.records import SEQ_BITS, SPACES, seal_counter, unseal_counter
 from holdfast.log import logger
 from holdfast.storage import fs
 from holdfast.storage.files import row_json
 from holdfast.storage.files.item_files import Streams
 from holdfast.storage.files.log import ALWAYS, DAMAGED_HEAD, HEAD, hint
 from holdfast.storage.files.session_folders import BLOBS, LOCK, Catalog, streams_in
-from holdfast.storage.tally import Turnover
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,15 +46,13 @@ class Turns:
         with fs.locked(self._folder / "turning", self._timeout):
             yield
 
-    def read(self) -> Turnover:
-        return Turnover(*[self._read(what) for what in (FREED, COPIED)])
-
-    def _read(self, what: str) -> int:
+    def read(self, space: str) -> bytes | None:
+        """Return the row of a number; None if there was no gc or copy yet."""
         try:
-            text = fs.read(self._folder / what)
+            text = fs.read(self._folder / space)
         except FileNotFoundError:
-            return 0
-        return int(text) if text.isdigit() and len(text) < 20 else -1
+            return None
+        return seal_counter(space, int(text) if text.isdigit() and len(text) < 20 else -1)
 
     def write(self, space: str, body: bytes) -> None:
         """Set a number. The caller is alone."""
@@ -76,7 +73,7 @@ def read(root: Path) -> dict[str, int]:
         return {s: unseal_counter(s, row_json.hide_row(shown[s])) for s in SPACES}
     except FileNotFoundError as e:
         raise Corrupt(f"{root / COUNTERS} is missing", hint=_HINT) from e
-    except (ValueError, TypeError, LookupError, AttributeError) as e:
+    except row_json.MALFORMED as e:
         raise Corrupt(f"{root / COUNTERS} is damaged", hint=_HINT) from e
 
 
