@@ -73,7 +73,7 @@ class Ordered:
         self.rows[key] = row
         if not self.keys or key > self.keys[-1]:  # most rows come in order
             self.keys.append(key)
-        else:
+        elif key != self.keys[-1]:
             self.keys[self._places(key)] = [key]
 
     def remove(self, key: Key) -> None:

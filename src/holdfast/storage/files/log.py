@@ -308,7 +308,8 @@ class SessionLog:
             self.damaged = outside(self.damaged, dropped)
         if n <= self.entries:
             return  # a line that occurs twice
-        self.damaged += outside([(self.entries + 1, n)], dropped)
+        if n > self.entries + 1:
+            self.damaged += outside([(self.entries + 1, n)], dropped)
         self.entries = n
         try:
             self._apply(entry, writes)

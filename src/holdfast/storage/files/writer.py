@@ -55,22 +55,24 @@ class _Writes:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
+        self.blobs: list[Share] = []
+        self.frees_entries = False
         found: dict[str, list[Any]] = {}
         for write in batch.writes:
-            if isinstance(write, (Insert, Put)):
+            if type(write) is Insert or type(write) is Put:
                 found.setdefault(write.table, []).append(write)
+            elif type(write) is Share:
+                self.blobs.append(write)
+            elif type(write) is DeleteRange and write.table == "journal":
+                self.frees_entries = True
         self.created: Insert | None = found.get("sessions", [None])[0]
-        self.keys = [write for write in found.get("keys", ()) if isinstance(write, Insert)]
+        self.keys = [write for write in found.get("keys", ()) if type(write) is Insert]
         self.checkpoints: list[Insert] = found.get("checkpoints", [])
         self.items: list[Row] = [write.row for write in found.get("items", ())]
         self.journal: list[Insert] = found.get("journal", [])
         self.counters: list[Row] = [write.row for write in found.get("counters", ())]
         self.leases: list[Row] = [write.row for write in found.get("leases", ())]
-        self.blobs = [write for write in batch.writes if isinstance(write, Share)]
-        self.frees_entries = any(
-            isinstance(write, DeleteRange) and write.table == "journal" for write in batch.writes
-        )
-        self.names = [g for g in batch.guards if isinstance(g, Absent) and g.by is SESSIONS_BY_NAME]
+        self.names = [g for g in batch.guards if type(g) is Absent and g.by is SESSIONS_BY_NAME]
 
     @property
     def session(self) -> int:
@@ -152,9 +154,8 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
     texts = _texts(ledger, session, writes.checkpoints)
     told = [*told_by(batch, session)]
     entry = entry_of(told, ends)
-    others, mark = {*batch.sessions} - {session}, token_hex(8)
     if batch.sessions:
-        entry["sweep"] = mark
+        entry["sweep"] = token_hex(8)
     line = ledger.line(entry, told)
     with fs.Batch(durable=home.durable) as files:
         for path, end, lines in items:
@@ -166,8 +167,8 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
     for _, token, _ in writes.leases:  # first, so that the new lease does not look expired
         journal.fsync_journal(home, ledger)
         journal.note(ledger, token)
-    for other in sorted(others):
-        _write_grafts(home, batch, other, [session, mark])
+    for other in sorted({*batch.sessions} - {session}):
+        _write_grafts(home, batch, other, [session, entry["sweep"]])
     home.log(ledger, line)
     if writes.frees_entries:  # the line above says that the entries in between are freed
         journal.add_entries(home, ledger, writes.journal, together=False)
