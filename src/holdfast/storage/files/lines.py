@@ -123,11 +123,11 @@ _REMOVED = {f"un{table}": FACTS[table] for table in ("keys", "marks", "tombs", "
 _FREED = ("checkpoints", "gaps", "tombs", "marks")
 """The tables of which gc removes the rows of a checkpoint."""
 _FIRST = ("create", "origin", "checkpoint", "head", "streams")
-"""What comes first in a line, for people who read it."""
+"""These parts of a line come first, for people who read it."""
 
 
-def told_by(batch: Batch, session: int) -> Iterator[Write]:
-    """Yield the writes of a batch that the log of a session tells of, as they are read again."""
+def logged(batch: Batch, session: int) -> Iterator[Write]:
+    """Yield the writes of a batch that belong in the log of a session, as a reader gets them."""
     if batch.swap is not None:
         yield Put("heads", (session, batch.swap.body))
     for write in batch.writes:
@@ -185,7 +185,7 @@ def created_by(row: Row) -> dict[str, Any]:
 
 
 def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:
-    """Yield the writes that an entry tells of, removals first: the reverse of `entry_of`."""
+    """Yield the writes in an entry, removals first. This is the reverse of `entry_of`."""
     for name, said in entry.items():
         if name in _REMOVED:
             fact = _REMOVED[name]

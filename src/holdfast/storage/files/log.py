@@ -1,6 +1,6 @@
 """The log of a session, and the identity in its folder.
 
-A log is a file of lines, and a line is a list of writes. Their end is the commit of a batch.
+A log is a file of lines, and a line is a list of writes. To add a line is to commit a batch.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class NewLine(NamedTuple):
     entry: dict[str, Any]
     text: bytes
     writes: Sequence[Write] | None
-    """What the entry tells of, if the writer knows it."""
+    """The writes in the entry. Without them, the entry is read again."""
 
 
 class GraftEntry(NamedTuple):
@@ -298,7 +298,7 @@ class SessionLog:
                 at = line.find(BEGIN, at + 1)
 
     def apply(self, entry: dict[str, Any], writes: Iterable[Write] | None = None) -> None:
-        """Apply a line. `writes` are those that it tells of; without them, the entry is read."""
+        """Apply a line. Without `writes`, they are read from the entry."""
         n = entry["n"]
         try:
             dropped = [(whole(low), whole(high)) for low, high in entry.get("dropped", ())]

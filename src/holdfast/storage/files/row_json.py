@@ -26,7 +26,7 @@ _TAIL = len(_SUM) + 16 + len(b'"}')
 _SHORT = records.FIELDS
 _LONG = {short: name for name, short in _SHORT.items()}
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-"""What the text of a row, or of something else, may raise if it is damaged."""
+"""The errors that the reading of damaged text may raise."""
 
 
 def plain(kind: int, address: int, row: bytes) -> bytes:

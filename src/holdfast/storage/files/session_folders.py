@@ -42,7 +42,7 @@ _MOVE = "one of these folders is a copy, or of another store: move it away, and 
 def clash(what: str, parts: int, paths: Sequence[Path], so: str = "") -> Corrupt:
     """Return the error for a number or name that several folders have.
 
-    `parts` is how many parts of each path say which one it is.
+    The message has the last parts of each path: this many.
     """
     places = " and in ".join(["/".join(path.parts[-parts:]) for path in paths])
     return Corrupt(f"{what} in {places}{so}", hint=_MOVE)

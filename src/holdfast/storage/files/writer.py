@@ -24,7 +24,7 @@ from holdfast.storage.contract import (
 )
 from holdfast.storage.files import journal, row_json
 from holdfast.storage.files.item_files import items_of, show_blob
-from holdfast.storage.files.lines import entry_of, told_by
+from holdfast.storage.files.lines import entry_of, logged
 from holdfast.storage.files.log import (
     CHECKPOINTS,
     LOG,
@@ -152,11 +152,11 @@ def _write(home: StoreFolder, writes: _Writes, stack: ExitStack) -> SessionLog:
     # Build everything before the first sync: code runs slowly just after a wait for the disk.
     items, ends = _new_items(home, ledger, writes)
     texts = _texts(ledger, session, writes.checkpoints)
-    told = [*told_by(batch, session)]
-    entry = entry_of(told, ends)
+    own = [*logged(batch, session)]
+    entry = entry_of(own, ends)
     if batch.sessions:
         entry["sweep"] = token_hex(8)
-    line = ledger.line(entry, told)
+    line = ledger.line(entry, own)
     with fs.Batch(durable=home.durable) as files:
         for path, end, lines in items:
             home.streams.append(path, end, lines, files)
@@ -192,8 +192,8 @@ def _write_grafts(home: StoreFolder, batch: Batch, other: int, condition: list[A
     """Write grafts to the log of another session. They count once the batch's own line exists."""
     ledger = home.catalog.ledger(other)
     if ledger is not None:
-        told = [write for write in told_by(batch, other) if type(write) is Put]
-        home.log(ledger, ledger.line(entry_of(told, []) | {"if": condition}))
+        grafts = [write for write in logged(batch, other) if type(write) is Put]
+        home.log(ledger, ledger.line(entry_of(grafts, []) | {"if": condition}))
         if not home.durable:
             fs.sync(ledger.log)
 
