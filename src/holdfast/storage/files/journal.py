@@ -103,8 +103,7 @@ def _line(session: int, entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 def check_entries(ledger: SessionLog, entries: Sequence[Insert]) -> None:
     """Raise the refusal of an entry if the journal has its number, or a later one."""
-    numbers = [write.row[0] & MAX_SEQ for write in entries]
-    if numbers and min(numbers) <= look(ledger).last:
+    if entries and min([write.row[0] & MAX_SEQ for write in entries]) <= look(ledger).last:
         raise entries[0].refusal()
 
 
@@ -115,9 +114,9 @@ def add_entries(
 
     Raises the refusal of an entry if the journal has its number, or a later one.
     """
-    new = sorted([(write.row[0] & MAX_SEQ, write.row[1]) for write in entries])
-    if not new:
+    if not entries:
         return
+    new = sorted([(write.row[0] & MAX_SEQ, write.row[1]) for write in entries])
     path, first, newest = ledger.folder / JOURNAL, new[0][0], new[-1][0]
     if first >= 10**DIGITS:
         raise Corrupt(f"no entry can come after entry {first - 1} of {path}")

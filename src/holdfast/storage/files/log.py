@@ -165,6 +165,7 @@ class SessionLog:
         self.folder, self.log = folder, folder / LOG
         self.number = number
         """The number of the session. The first line of the log has it, too."""
+        self._streams: dict[int, Path] = {}  # to make a path takes 8 µs, of 150 for an append
         self.pins = 0
         """The number of readers that use it. While there are any, it must not change."""
         self.inode = self.size = self.entries = 0
@@ -235,7 +236,10 @@ class SessionLog:
 
     def stream(self, number: int) -> Path:
         """Return the path of a stream of this session."""
-        return self.folder / STREAMS / f"{number}.jsonl"
+        path = self._streams.get(number)
+        if path is None:
+            path = self._streams[number] = self.folder / STREAMS / f"{number}.jsonl"
+        return path
 
     @property
     def there(self) -> bool:

@@ -74,18 +74,16 @@ class _Writes:
         self.leases: list[Row] = [write.row for write in found.get("leases", ())]
         self.names = [g for g in batch.guards if type(g) is Absent and g.by is SESSIONS_BY_NAME]
 
-    @property
-    def session(self) -> int:
+        self.session: int
         """The session whose log gets the line that commits the batch."""
-        if self.batch.swap is not None:
-            return self.batch.swap.session
-        if self.created is not None:
-            number: int = self.created.row[0]
-            return number
-        if self.batch.sessions:
-            return self.batch.sessions[0]
-        position: int = self.journal[0].row[0]
-        return position >> SEQ_BITS
+        if batch.swap is not None:
+            self.session = batch.swap.session
+        elif self.created is not None:
+            self.session = self.created.row[0]
+        elif batch.sessions:
+            self.session = batch.sessions[0]
+        elif self.journal:
+            self.session = self.journal[0].row[0] >> SEQ_BITS
 
     def identity(self, created: Insert, *, durable: bool) -> Identity:
         """Return the identity of the session that the batch creates."""
