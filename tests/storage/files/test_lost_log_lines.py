@@ -267,3 +267,21 @@ def test_one_odd_entry_hides_no_session(path, odd):
             other.unlink()
         store.gc()
         assert store.verify(read_data=True).ok
+
+
+def test_a_fork_whose_identity_was_lost_still_has_its_origin(path):
+    """The identity is written anew from the log, and is what is left if the log is damaged too."""
+    with opened(path) as store:
+        saved(store, "s", "us")
+        fork = store.session("s").fork("fork")
+        fork.save({"n": 3})
+        known = loaded(fork)
+    (path / "sessions" / "fork" / "session.json").unlink()
+    with opened(path) as store:
+        store.session("fork").delete()
+        store.session("fork").undo()
+        assert store.verify().ok
+    lose(path, "fork", "origin")
+    with opened(path) as store:
+        assert loaded(store.session("fork")) == known
+        assert store.session("s").forks() == {3: ["fork"]}

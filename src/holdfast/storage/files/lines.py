@@ -38,6 +38,11 @@ def show_id(id: bytes) -> str:
     return ids.to_text(id) if len(id) == ids.BYTES else id.hex()
 
 
+def show_origin(pos: int) -> list[int]:
+    """Return the position of the checkpoint that a session was forked from: session and seq."""
+    return [*divmod(pos, 1 << SEQ_BITS)]
+
+
 def hide_id(shown: str) -> bytes:
     if len(shown) != ids.CHARS:
         return bytes.fromhex(shown)
@@ -56,7 +61,7 @@ _TEXTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "token": (bytes.hex, bytes.fromhex),
     "kind": (int, whole),
     "seq": (int, whole),
-    "ancestor": (lambda pos: pos, lambda pos: pos),
+    "ancestor": (lambda pos: pos, lambda pos: None if pos is None else whole(pos)),
 }
 """How a log has the value of a column, and how it is read again."""
 
@@ -181,7 +186,7 @@ def created_by(row: Row) -> dict[str, Any]:
     """Return the part of an entry that creates a session."""
     number, name, origin, body = row
     shown = {"create": [number, row_json.show_name(name), row_json.show_row(body)]}
-    return shown | ({} if origin is None else {"origin": [*divmod(origin, 1 << SEQ_BITS)]})
+    return shown | ({} if origin is None else {"origin": show_origin(origin)})
 
 
 def writes_of(entry: dict[str, Any], session: int) -> Iterator[Write]:

@@ -32,10 +32,10 @@ from holdfast.storage.files.lines import (
     created_by,
     hide_id,
     read_entry,
+    show_origin,
     writes_of,
 )
 from holdfast.storage.ordered import Ordered
-from holdfast.storage.rows import Address
 from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Identity(NamedTuple):
     names: tuple[bytes, ...]
     """All names that the session had or was about to get."""
     row: bytes
-    origin: Address | None
+    origin: int | None
+    """The position of the checkpoint that it was forked from."""
     first: int | None = None
     """The highest seq of a checkpoint that the first line of its log contains.
 
@@ -69,7 +70,7 @@ class Identity(NamedTuple):
             "session": [row_json.show_name(name) for name in self.names],
             "number": self.number,
             "row": row_json.show_row(self.row),
-            "origin": self.origin,
+            "origin": None if self.origin is None else show_origin(self.origin),
             "first": self.first,
         }
         return row_json.seal_line(self.number, shown)
@@ -83,7 +84,7 @@ class Identity(NamedTuple):
             if shown is None:
                 return None
             names = tuple([row_json.hide_name(name) for name in shown["session"]])
-            origin = None if shown["origin"] is None else Address(*shown["origin"][:2])
+            origin = None if shown["origin"] is None else position(*shown["origin"][:2])
             first = None if shown.get("first") is None else whole(shown["first"])
             return cls(number, names, row_json.hide_row(shown["row"]), origin, first)
         except (*row_json.MALFORMED, Corrupt):
@@ -449,8 +450,7 @@ class SessionLog:
         """Add what the first line says, if that is damaged."""
         row = self.row("sessions")
         _, name, origin, body = row or (0, identity.names[0], None, identity.row)
-        if origin is None and identity.origin is not None:
-            origin = position(*identity.origin)
+        origin = identity.origin if origin is None else origin
         self.tables["sessions"].put((self.number, name, origin, body))
 
     # -- writing the log -----------------------------------------------------------------------

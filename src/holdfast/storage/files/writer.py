@@ -37,7 +37,6 @@ from holdfast.storage.files.log import (
 from holdfast.storage.files.reader import GuardView
 from holdfast.storage.files.session_folders import blob_path
 from holdfast.storage.files.store_folder import Garbage
-from holdfast.storage.rows import Address
 from holdfast.storage.tables import SESSIONS_BY_NAME
 
 if TYPE_CHECKING:
@@ -90,8 +89,7 @@ class _Writes:
         number, name, origin, row = created.row
         seqs = [write.row[0] & MAX_SEQ for write in self.checkpoints]
         first = max([0, *seqs]) if durable else None
-        address = None if origin is None else Address(origin >> SEQ_BITS, origin & MAX_SEQ)
-        return Identity(number, (name,), row, address, first)
+        return Identity(number, (name,), row, origin, first)
 
 
 def commit(home: StoreFolder, batch: Batch) -> None:
