@@ -19,14 +19,7 @@ from holdfast.storage.contract import DeleteIf, Insert, MissingReference
 from holdfast.storage.files import journal, store_folder, writer
 from holdfast.storage.files.item_files import items_of
 from holdfast.storage.files.journal import JOURNAL, LAST
-from holdfast.storage.files.log import (
-    CHECKPOINTS,
-    HEAD,
-    LOG,
-    SESSION,
-    STREAMS,
-    hint,
-)
+from holdfast.storage.files.log import CHECKPOINTS, HEAD, LOG, SESSION, STREAMS, hint
 from holdfast.storage.files.reader import LEFT, FilesView, left_from
 from holdfast.storage.files.session_folders import BLOBS, LOCK, blob_path, record_path, streams_in
 from holdfast.storage.files.store_folder import LOCKS, SESSIONS, Garbage

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Corrupt, Unavailable
 from holdfast.format.item_streams import MAX_ITEMS, STREAM_BITS
-from holdfast.format.records import (
-    COPIED,
-    FREED,
-    MAX_SEQ,
-    SEQ_BITS,
-    deleted_name,
-)
+from holdfast.format.records import COPIED, FREED, MAX_SEQ, SEQ_BITS, deleted_name
 from holdfast.storage import fs
 from holdfast.storage.contract import View
 from holdfast.storage.files import item_files, journal, row_json, store_folder
