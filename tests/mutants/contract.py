@@ -205,7 +205,7 @@ def entries_are_not_counted(real: Any) -> Any:
 @mutant(".storage.ordered_rows:OrderedRows.replace")
 def indexes_keep_removed_rows(real: Any) -> Any:
     """A removed row is found by no index."""
-    return lambda self, old, new: real(self, old if len(self._at) == 1 else None, new)
+    return lambda self, old, new: real(self, old if len(self.key(old) or ()) == 1 else None, new)
 
 
 @mutant(".storage.stored_rows:Plan.add")

@@ -22,7 +22,6 @@ from holdfast import storage
 from holdfast.storage import fs, group_commit, memory
 from holdfast.storage.files import session_folders, store_folder
 from holdfast.storage.files.log import SessionLog
-from holdfast.storage.ordered import Ordered
 from holdfast.storage.ordered_rows import OrderedRows
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.sqlite import wal, writer
@@ -332,7 +331,7 @@ def interrupt_next_call(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Non
 
 MOMENTS = [
     ("memory", OrderedRows, "replace", None), ("files", SessionLog, "_write", None),
-    ("files", SessionLog, "_write", "label"), ("files", Ordered, "put", "label"),
+    ("files", SessionLog, "_write", "label"), ("files", OrderedRows, "put", "label"),
     ("files", store_folder.StoreFolder, "tell", None), ("files", fs.Batch, "put", None),
     ("files", fs, "write_all", None),
 ]  # fmt: skip

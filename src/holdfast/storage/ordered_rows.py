@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from copy import copy
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.storage.contract import Key
     from holdfast.storage.tables import Row
@@ -32,8 +34,13 @@ class OrderedRows:
     without harm.
     """
 
+    __slots__ = ("_key_of", "_only", "keys", "rows")
+
     def __init__(self, columns: Sequence[str], by: Sequence[str], only: str | None = None) -> None:
-        self._at = [columns.index(column) for column in by]
+        at = [columns.index(column) for column in by]
+        self._key_of: Callable[[Row], Key] = (
+            itemgetter(*at) if len(at) > 1 else lambda row: (row[at[0]],)
+        )
         self._only = None if only is None else columns.index(only)
         self.keys: list[Key] = []
         self.rows: dict[Key, Row] = {}
@@ -42,22 +49,42 @@ class OrderedRows:
         """Return the key of a row; None if the row is not in this order."""
         if row is None or (self._only is not None and row[self._only] is None):
             return None
-        return tuple([row[i] for i in self._at])
+        return self._key_of(row)
 
     def fill(self, rows: Iterable[Row]) -> None:
         """Take these rows in place of those that are there."""
-        self.rows = {key: row for row in rows if (key := self.key(row)) is not None}
+        key_of, only = self._key_of, self._only
+        self.rows = {key_of(row): row for row in rows if only is None or row[only] is not None}
         self.keys = sorted(self.rows)
 
     def replace(self, old: Row | None, new: Row | None) -> None:
         """Remove one row and add another one."""
         before, after = self.key(old), self.key(new)
         if before is not None and before != after:
-            self.rows.pop(before, None)
-            del self.keys[self._places(before)]
-        if new is not None and after is not None:
-            self.rows[after] = new
-            self.keys[self._places(after)] = [after]
+            self.remove(before)
+        if new is not None:
+            self.put(new)
+
+    def put(self, row: Row) -> None:
+        """Add a row, or replace the one with its key."""
+        key = self.key(row)
+        if key is None:
+            return
+        self.rows[key] = row
+        if not self.keys or key > self.keys[-1]:  # most rows come in order
+            self.keys.append(key)
+        elif key != self.keys[-1]:
+            self.keys[self._places(key)] = [key]
+
+    def remove(self, key: Key) -> None:
+        """Remove the row with this key, if there is one."""
+        self.rows.pop(key, None)
+        del self.keys[self._places(key)]
+
+    def copy(self) -> OrderedRows:
+        new = copy(self)
+        new.keys, new.rows = self.keys.copy(), self.rows.copy()
+        return new
 
     def _places(self, key: Key) -> slice:
         return slice(bisect_left(self.keys, key), bisect_right(self.keys, key))

@@ -13,7 +13,7 @@ from holdfast.storage import fs
 from holdfast.storage.files import row_json
 from holdfast.storage.files.lines import DIGITS, read_entry
 from holdfast.storage.files.log import hint, read_hint
-from holdfast.storage.ordered import Ordered
+from holdfast.storage.ordered_rows import OrderedRows
 from holdfast.storage.tables import TABLES
 from holdfast.storage.tally import Lease
 
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     """Entries below this number are freed."""
     last: int
     """The number of the newest entry ever written, as far as it is known."""
-    entries: Ordered
+    entries: OrderedRows
 
 
 def look(ledger: SessionLog) -> Seen:
@@ -60,7 +60,7 @@ def look(ledger: SessionLog) -> Seen:
     if found.bodies and found.begins and ledger.damaged:
         first = max(first, min(found.bodies))  # a lost line may have freed entries
     last = max([known, *found.bodies])
-    entries = Ordered(TABLES["journal"].columns, ("pos",))
+    entries = OrderedRows(TABLES["journal"].columns, ("pos",))
     entries.fill([(position(ledger.number, n), body) for n, body in found.bodies.items()])
     return Seen(first, last if last >= first else max(0, first - 1), entries)
 

@@ -35,7 +35,7 @@ from holdfast.storage.files.lines import (
     show_origin,
     writes_of,
 )
-from holdfast.storage.ordered import Ordered
+from holdfast.storage.ordered_rows import OrderedRows
 from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class SessionLog:
         self.inode = self.size = self.entries = 0
         self.tail = b""
         self.tables = {
-            name: Ordered(TABLES[name].columns, TABLES[name].columns[: TABLES[name].key])
+            name: OrderedRows(TABLES[name].columns, TABLES[name].columns[: TABLES[name].key])
             for name in _TABLES
         }
         """Rows of checkpoints are without a body, which is in a file."""
@@ -387,7 +387,7 @@ class SessionLog:
                 for pos in range(low, high):
                     self.grafts.pop(pos, None)
             case DeleteRange(table, low, high):
-                for key in self.tables[table].between((low,), (high,)):
+                for key in self.tables[table].between(low, high):
                     self.tables[table].remove(key)
                 if table == "checkpoints":
                     self.freed.update(range(low & MAX_SEQ, high & MAX_SEQ))

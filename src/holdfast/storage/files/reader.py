@@ -16,7 +16,8 @@ from holdfast.storage.files import item_files, journal, row_json, store_folder
 from holdfast.storage.files.log import identity_of
 from holdfast.storage.files.session_folders import BLOBS as BLOB_FOLDER
 from holdfast.storage.files.session_folders import blob_path, record_path
-from holdfast.storage.ordered import LAST, Ordered, looked_up
+from holdfast.storage.ordered_rows import OrderedRows
+from holdfast.storage.stored_rows import looked_up
 from holdfast.storage.tables import (
     BLOB_USES,
     BLOBS,
@@ -81,8 +82,8 @@ class FilesView(View):
         self._pinned: dict[int, SessionLog | None] = {}
         self._numbers: list[int] | None = None
         self._blobs: list[tuple[bytes, os.stat_result]] | None = None
-        self._merged: dict[Index, Ordered] = {}
-        self._grafts: dict[int, tuple[object, Ordered]] = {}
+        self._merged: dict[Index, OrderedRows] = {}
+        self._grafts: dict[int, tuple[object, OrderedRows]] = {}
         self._listed: list[tuple[bytes, int]] | None = None
         self._journal: tuple[int, journal.Seen] | None = None
 
@@ -175,10 +176,8 @@ class FilesView(View):
             return [(pos, body) for pos, _, _, body in (rows[::-1] if reverse else rows)]
         if index in _MERGED:
             order = self._merge(index)
-            first = prefix if low is None else (*prefix, low)
-            keys = order.between(first, (*prefix, LAST if high is None else high))
-            keys = (keys[::-1] if reverse else keys)[:limit]
-            return [looked_up(index, order.rows[key]) for key in keys]
+            rows = order.scan(low, high, prefix=prefix, limit=limit, reverse=reverse)
+            return [looked_up(index, row) for row in rows]
         found: list[Row] = []
         for ledger, key in self._keys(index, low, high, reverse=reverse):
             row = self._row(index, ledger, key)
@@ -200,10 +199,10 @@ class FilesView(View):
                 yield ledger, (ledger.number,)
                 continue
             order = self._table(index.table, ledger)
-            keys = order.between((low or 0,), (LAST if high is None else high,))
+            keys = order.between(low, high)
             yield from [(ledger, key) for key in (reversed(keys) if reverse else keys)]
 
-    def _table(self, table: str, ledger: SessionLog) -> Ordered:
+    def _table(self, table: str, ledger: SessionLog) -> OrderedRows:
         """Return the rows that a session has in a table."""
         if table == "journal":
             return self._look(ledger).entries
@@ -221,7 +220,7 @@ class FilesView(View):
             return None if body is None else (*row, body)
         return None if row is None else looked_up(index, row)
 
-    def _merge(self, index: Index) -> Ordered:
+    def _merge(self, index: Index) -> OrderedRows:
         """Return the rows of all sessions in the order of an index."""
         if index in self._merged:
             return self._merged[index]
@@ -233,7 +232,7 @@ class FilesView(View):
             self._catalog.merged = state, indexes
         order = indexes.get(index)
         if order is None:
-            order = Ordered(TABLES[index.table].columns, _MERGED[index], index.only)
+            order = OrderedRows(TABLES[index.table].columns, _MERGED[index], index.only)
             tables = [self._table(index.table, ledger) for ledger in ledgers]
             order.fill([row for table in tables for row in table.rows.values()])
             if index.table != "gaps":  # logs that are newer than these may have more
@@ -299,7 +298,7 @@ class FilesView(View):
             self._journal = ledger.number, journal.look(ledger)
         return self._journal[1]
 
-    def _valid_grafts(self, ledger: SessionLog) -> Ordered:
+    def _valid_grafts(self, ledger: SessionLog) -> OrderedRows:
         """Return the newest valid graft of each checkpoint.
 
         One that another session's gc wrote is valid if that gc finished. Those in newer lines count
@@ -314,7 +313,7 @@ class FilesView(View):
         for pos, grafts in () if now is ledger else now.grafts.items():
             older = found.setdefault(pos, [])
             older += [graft for graft in grafts if graft.condition and graft not in older]
-        order = Ordered(TABLES["gaps"].columns, ("pos",))
+        order = OrderedRows(TABLES["gaps"].columns, ("pos",))
         for pos, grafts in found.items():
             for graft in reversed(grafts):
                 if graft.condition is None or self._was_swept(*graft.condition):

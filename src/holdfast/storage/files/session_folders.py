@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.storage.files.log import NewLine
-    from holdfast.storage.ordered import Ordered
+    from holdfast.storage.ordered_rows import OrderedRows
     from holdfast.storage.tables import Index
 
 _MOVE = "one of these folders is a copy, or of another store: move it away, and export() it there"
@@ -177,7 +177,7 @@ class Catalog:
         """All names in order; None until they are needed."""
         self._ledgers: dict[int, SessionLog] = {}
         self._streams: dict[int, Path] = {}
-        self.merged: tuple[object, dict[Index, Ordered]] = (None, {})
+        self.merged: tuple[object, dict[Index, OrderedRows]] = (None, {})
         """The indexes that readers built over all ledgers, with the state that they describe."""
 
     def reset_lock(self) -> None:
