@@ -12,9 +12,9 @@ import inspect
 import signal
 import threading
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.runs.run import RunHandle
+from holdfast.runs.run import Run, RunHandle
 from holdfast.runs.run_core import (
     Halt,
     Made,
@@ -27,19 +27,41 @@ from holdfast.runs.run_core import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Self
 
-    from holdfast.history.checkpoint import Checkpoint
-    from holdfast.history.checkpoint_fields import Fields
     from holdfast.history.journal import Call
     from holdfast.runs.pending import Pending
-    from holdfast.runs.run_core import Done, Make, OnChange, OnDoubt, Requests
+    from holdfast.runs.run_core import Make, Requests, Verify
 
-    Verify = Callable[[str], "Done | Awaitable[Done | None] | None"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
+
+def _carried_out(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, Any]]:
+    """Return an async version of a method of Run that ends with `_carry_out`."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return await method(self, *args, **kwargs)  # its `_carry_out` is a coroutine function
+
+    return call
+
+
+def _in_worker(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]]:
+    """Return an async version of a method of Run, which a worker runs."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        done: T = await self._work(method, self, *args, **kwargs)
+        return done
+
+    return call
 
 
 class AsyncRun(RunHandle):
@@ -103,73 +125,29 @@ class AsyncRun(RunHandle):
             loop.remove_signal_handler(signal.SIGTERM)
 
     async def turns(self, limit: int | None = None) -> AsyncIterator[int]:
-        """Yield turn numbers, up to `limit`. A resumed run starts with the interrupted turn.
-
-        A checkpoint is taken at the end of a turn if the policy wants one. After a crash, the
-        interrupted turn starts again with the state of its base, the checkpoint that it started
-        from. A run has one such loop.
-        """
+        """Yield turn numbers, up to `limit`; see Run.turns."""
         await self._work(self._core.enter_loop)
         while limit is None or self.turn <= limit:
             yield self.turn
             await self._work(self._core.end_turn)
 
-    async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        on_doubt: OnDoubt = "rerun",
-        on_change: OnChange = "raise",
-        key: str | None = None,
-        retries: int | Retries | None = None,
-        verify: Verify | None = None,
-        as_: type[Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Call `fn(*args, **kwargs)` as a step, record its result, and return it.
+    step = _carried_out(Run.step)
+    tool = _carried_out(Run.tool)
+    checkpoint = _in_worker(Run.checkpoint)
+    partial = _in_worker(Run.partial)
+    wait_for = _in_worker(Run.wait_for)
 
-        After a crash, the recorded result is returned and `fn` is not called again. The result is
-        always returned as it is recorded, also the first time: models and dataclasses become plain
-        data, or an object of type `as_`. An error of `fn` is recorded, too. If it ends the run, the
-        resumed run makes the call again; if the code handled it, the resumed run raises it again,
-        as a builtin exception or StepFailed.
+    async def pending(self) -> list[Pending]:
+        """Return open questions of this run, and its calls that are in progress or in doubt."""
+        found: list[Pending] = await self._work(lambda: self._core.pending)
+        return found
 
-        `key` identifies the step within the turn. The default is its name with a number, such as
-        "ask#1", so steps in several tasks need keys. `retries` is the number of attempts, or a
-        Retries. `on_change` applies if the arguments differ from the recorded ones: "raise"
-        StepChanged, "reuse" the recorded result, or "rerun".
+    def _durable(self, function: Any, name: str, options: StepOptions) -> Any:
+        @functools.wraps(function)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return await self._carry_out(self._core.step(name, function, args, kwargs, options))
 
-        A call that has begun but has no recorded end is in doubt: it may have had its effect.
-        `verify(idempotency_key)` then decides: it returns Done(result) if the call had its effect,
-        or None to make it again. Without `verify`, `on_doubt` applies: "rerun" makes the call
-        again, "skip" returns None, and "ask" raises InDoubt, which halts the run until
-        session.resolve() decides.
-        """
-        options = StepOptions(on_doubt, on_change, key, retries, verify, as_)
-        return await self._carry_out(self._core.step(name, fn, args, kwargs, options))
-
-    async def tool(
-        self,
-        call: Any,
-        fn: Callable[..., Any],
-        *,
-        on_doubt: OnDoubt = "ask",
-        on_change: OnChange = "raise",
-        retries: int | Retries | None = None,
-        verify: Verify | None = None,
-        as_: type[Any] | None = None,
-    ) -> Any:
-        """Make a tool call that a model has asked for, and return its result.
-
-        `call` is a ToolCall, or a tool call in the format of OpenAI or Anthropic. `fn` gets its
-        arguments by name, or as one value if they are not a dict. The id of the call is the key, so
-        a call with a recorded result is not made again. Raises InvalidRequest if the arguments are
-        not valid JSON; then nothing was called. The other options are those of step(), but
-        `on_doubt` defaults to "ask".
-        """
-        options = StepOptions(on_doubt, on_change, None, retries, verify, as_)
-        return await self._carry_out(self._core.tool(call, fn, options))
+        return wrapped
 
     async def _carry_out(self, requests: Requests) -> Any:
         """Answer the requests of the core, one by one. Return the result or raise the error."""
@@ -218,57 +196,6 @@ class AsyncRun(RunHandle):
                     await self._work(self._core.withdraw, call)
             raise
         return made[0]
-
-    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
-        """Make a function whose every call is a step: `@run.durable` or `@run.durable(…)`.
-
-        The options are those of step(). `name` defaults to the name of the function.
-        """
-
-        def decorate(function: _F) -> _F:
-            called, options = name or function.__name__, StepOptions(**given)
-
-            @functools.wraps(function)
-            async def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return await self._carry_out(
-                    self._core.step(called, function, args, kwargs, options)
-                )
-
-            return wrapped  # type: ignore[return-value]
-
-        return decorate if fn is None else decorate(fn)
-
-    async def checkpoint(self, event: str | None = None, **fields: Unpack[Fields]) -> Checkpoint:
-        """Save the state now, and return the checkpoint. It is durable when this returns.
-
-        The turn continues. After a crash, the turn still starts again from its beginning. `event`
-        is the checkpoint's trigger; `fields` are those of Session.save().
-        """
-        saved: Checkpoint = await self._work(self._core.take_checkpoint, event, fields)
-        return saved
-
-    async def partial(self, key: str, chunk: Any) -> None:
-        """Record one part of a result that is still being produced.
-
-        It is durable when this returns. partials() returns the parts if the call is interrupted.
-        `key` is the key or the name of a call in progress. Raises NotFound if there is none.
-        """
-        await self._work(self._core.add_partial, key, chunk)
-
-    async def pending(self) -> list[Pending]:
-        """Return open questions of this run, and its calls that are in progress or in doubt."""
-        found: list[Pending] = await self._work(lambda: self._core.pending)
-        return found
-
-    async def wait_for(self, name: str, prompt: Any = None) -> Any:
-        """Return the answer to a question, for example a human's approval.
-
-        If there is no answer yet, the run halts here: the `with` block ends, the session is free
-        for others, and session.pending() lists the question. After session.answer(), the resumed
-        run gets the answer here. Raises StepChanged if the same question had another `prompt`
-        before.
-        """
-        return await self._work(self._core.wait, name, prompt)
 
 
 async def _once(fn: Callable[[], Any]) -> Any:

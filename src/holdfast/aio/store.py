@@ -24,7 +24,6 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
-from holdfast.aio.conversation import AsyncConversation
 from holdfast.aio.run import AsyncRun
 from holdfast.aio.workers import Lane, Workers
 from holdfast.errors import InvalidRequest
@@ -35,6 +34,7 @@ from holdfast.runs.abandoned import (
     log_failed,
     log_not_resumed,
 )
+from holdfast.runs.conversation import Conversation
 from holdfast.runs.run_core import RunCore
 from holdfast.session import SAME, Session, run_target
 from holdfast.session import backend_of as backend_of_session
@@ -128,6 +128,10 @@ class _Mirror(Generic[S_co]):
     def __init__(self, sync: S_co, workers: Workers) -> None:
         self.sync, self._workers, self._lane = sync, workers, Lane(workers)
 
+
+class _Handle(_Mirror[S_co]):
+    """The async counterpart of a Store or a Session."""
+
     def __repr__(self) -> str:
         return f"<Async{repr(self.sync)[1:]}"
 
@@ -201,7 +205,23 @@ def _paged(
     return call
 
 
-class AsyncStore(_Mirror[Store]):
+class AsyncConversation(_Mirror[Conversation]):
+    """A Conversation whose methods are awaited; see Conversation. `sync` is the Conversation."""
+
+    def __init__(self, sync: Conversation, workers: Workers, lane: Lane) -> None:
+        super().__init__(sync, workers)
+        self._lane = lane
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """Return all messages, oldest first."""
+        return await self._lane.call(lambda: self.sync.messages)
+
+    append = _in_turn(Conversation.append)
+    window = _in_turn(Conversation.window)
+    repair = _in_turn(Conversation.repair)
+
+
+class AsyncStore(_Handle[Store]):
     """A Store whose methods are awaited; see Store. Made by aopen().
 
     `async with` closes it at the end. `sync` is the Store itself.
@@ -307,7 +327,7 @@ class AsyncStore(_Mirror[Store]):
         return await self._workers.call(self.sync.copy, target, **options)
 
 
-class AsyncSession(_Mirror[Session]):
+class AsyncSession(_Handle[Session]):
     """A Session whose methods are awaited; see Session.
 
     `head` and `step` are methods here, and count() is len() of a Session. `sync` is the Session
@@ -374,7 +394,7 @@ class AsyncSession(_Mirror[Session]):
     async def conversation(self, **options: Any) -> AsyncConversation:
         """Return the conversation in the session's state; see Session.conversation."""
         found = await self._lane.call(lambda: self.sync.conversation(**options))
-        return AsyncConversation(found, self._lane.call)
+        return AsyncConversation(found, self._workers, self._lane)
 
     @property
     def repaired(self) -> tuple[ToolCall, ...]:

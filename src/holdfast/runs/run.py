@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint_fields import Fields
     from holdfast.model import Usage
     from holdfast.runs.pending import Pending
-    from holdfast.runs.run_core import Done, Make, OnChange, OnDoubt, Requests
+    from holdfast.runs.run_core import Make, OnChange, OnDoubt, Requests, Verify
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -93,6 +93,26 @@ class RunHandle:
     def partials(self, key: str) -> list[Any]:
         """Return the parts that partial() has recorded for a call that was interrupted."""
         return self._core.partials(key)
+
+    @overload
+    def durable(self, fn: _F) -> _F: ...
+    @overload
+    def durable(self, fn: None = None, **options: Any) -> Callable[[_F], _F]: ...
+    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
+        """Make a function whose every call is a step: `@run.durable` or `@run.durable(…)`.
+
+        The options are those of step(). `name` defaults to the name of the function.
+        """
+        options = StepOptions(**given)
+
+        def decorate(function: Any) -> Any:
+            return self._durable(function, name or function.__name__, options)
+
+        return decorate if fn is None else decorate(fn)
+
+    def _durable(self, function: Any, name: str, options: StepOptions) -> Any:
+        """Return a function that calls another one as a step."""
+        raise NotImplementedError
 
     def halt(self, reason: str) -> None:
         """Leave the `with` block with a last checkpoint of status "halted".
@@ -160,6 +180,7 @@ class Run(RunHandle):
 
     def step(
         self,
+        /,
         name: str,
         fn: Callable[..., Any],
         *args: Any,
@@ -167,7 +188,7 @@ class Run(RunHandle):
         on_change: OnChange = "raise",
         key: str | None = None,
         retries: int | Retries | None = None,
-        verify: Callable[[str], Done | None] | None = None,
+        verify: Verify | None = None,
         as_: type[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -180,9 +201,9 @@ class Run(RunHandle):
         as a builtin exception or StepFailed.
 
         `key` identifies the step within the turn. The default is its name with a number, such as
-        "ask#1", so steps in several threads need keys. `retries` is the number of attempts, or a
-        Retries. `on_change` applies if the arguments differ from the recorded ones: "raise"
-        StepChanged, "reuse" the recorded result, or "rerun".
+        "ask#1", so steps in several threads or tasks need keys. `retries` is the number of
+        attempts, or a Retries. `on_change` applies if the arguments differ from the recorded ones:
+        "raise" StepChanged, "reuse" the recorded result, or "rerun".
 
         A call that has begun but has no recorded end is in doubt: it may have had its effect.
         `verify(idempotency_key)` then decides: it returns Done(result) if the call had its effect,
@@ -201,7 +222,7 @@ class Run(RunHandle):
         on_doubt: OnDoubt = "ask",
         on_change: OnChange = "raise",
         retries: int | Retries | None = None,
-        verify: Callable[[str], Done | None] | None = None,
+        verify: Verify | None = None,
         as_: type[Any] | None = None,
     ) -> Any:
         """Make a tool call that a model has asked for, and return its result.
@@ -215,26 +236,12 @@ class Run(RunHandle):
         options = StepOptions(on_doubt, on_change, None, retries, verify, as_)
         return self._carry_out(self._core.tool(call, fn, options))
 
-    @overload
-    def durable(self, fn: _F) -> _F: ...
-    @overload
-    def durable(self, fn: None = None, **options: Any) -> Callable[[_F], _F]: ...
-    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
-        """Make a function whose every call is a step: `@run.durable` or `@run.durable(…)`.
+    def _durable(self, function: Any, name: str, options: StepOptions) -> Any:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return self._carry_out(self._core.step(name, function, args, kwargs, options))
 
-        The options are those of step(). `name` defaults to the name of the function.
-        """
-
-        def decorate(function: Any) -> Any:
-            called, options = name or function.__name__, StepOptions(**given)
-
-            @functools.wraps(function)
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return self._carry_out(self._core.step(called, function, args, kwargs, options))
-
-            return wrapped
-
-        return decorate if fn is None else decorate(fn)
+        return wrapped
 
     def _carry_out(self, requests: Requests) -> Any:
         """Answer the requests of the core, one by one. Return the result or raise the error."""

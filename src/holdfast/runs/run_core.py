@@ -44,7 +44,7 @@ from holdfast.runs.messages import repaired, tool_call
 from holdfast.runs.resume import lease_event, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Awaitable, Callable, Generator, Iterator
 
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Fields
@@ -66,6 +66,11 @@ class Done:
 
     def __init__(self, result: Any = None) -> None:
         self.result = result
+
+
+if TYPE_CHECKING:
+    Verify = Callable[[str], Done | Awaitable[Done | None] | None]
+    """Decides about a call in doubt. Only an AsyncRun takes a coroutine function."""
 
 
 class StepOptions(NamedTuple):
