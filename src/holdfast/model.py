@@ -16,7 +16,12 @@ DAMAGED = "damaged"
 NOTHING: Any = object()
 """The default of an argument for which None is a value."""
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def time_of(us: int) -> dt.datetime:
+    """Return the time at so many microseconds since 1970."""
+    return _EPOCH + dt.timedelta(microseconds=us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class Operation(NamedTuple):
 
     @property
     def created_at(self) -> dt.datetime:
-        return EPOCH + dt.timedelta(microseconds=self.created_us)
+        return time_of(self.created_us)
 
     @property
     def summary(self) -> str:

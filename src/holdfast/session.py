@@ -354,14 +354,12 @@ class Session:
         `takeover=True` takes the session even then; the other worker's next write raises Fenced.
         `sigterm=True` halts the run on SIGTERM; this works in the main thread only.
         """
+        from holdfast.runs.resume import RunOptions
         from holdfast.runs.run import Run
         from holdfast.runs.run_core import RunCore
 
-        core = RunCore(
-            run_target(self), policy=policy, name=name, state=state, takeover=takeover,
-            resume=resume,
-        )  # fmt: skip
-        return Run(core, sigterm=sigterm)
+        options = RunOptions(policy, name, state, takeover, resume)
+        return Run(RunCore(run_target(self), options), sigterm=sigterm)
 
     def pending(self) -> list[Pending]:
         """Return the calls that have not ended, and the questions that runs wait for."""

@@ -35,6 +35,7 @@ from holdfast.runs.abandoned import (
     log_not_resumed,
 )
 from holdfast.runs.conversation import Conversation
+from holdfast.runs.resume import RunOptions
 from holdfast.runs.run_core import RunCore
 from holdfast.session import SAME, Session, run_target
 from holdfast.session import backend_of as backend_of_session
@@ -388,7 +389,7 @@ class AsyncSession(_Handle[Session]):
 
     def run(self, *, sigterm: bool = False, **options: Any) -> AsyncRun:
         """Run the session: `async with session.run() as run`; see Session.run."""
-        core = RunCore(run_target(self.sync), **options)
+        core = RunCore(run_target(self.sync), RunOptions(**options))
         return AsyncRun(core, self._workers.call, sigterm=sigterm)
 
     async def conversation(self, **options: Any) -> AsyncConversation:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from holdfast import ids
 from holdfast.errors import Corrupt, UnsupportedFormat
 from holdfast.format import records, rows, values
-from holdfast.model import EPOCH, Record, RunMark, Status, ToolCall, Usage
+from holdfast.model import Record, RunMark, Status, ToolCall, Usage, time_of
 
 _FORMAT = 1
 _STORED = [name for name in Record._fields if name != "state_hash"]
@@ -141,7 +141,7 @@ class Checkpoint:
     @property
     def created_at(self) -> dt.datetime:
         """When it was saved, by the clock of the machine that saved it. `seq` gives the order."""
-        return EPOCH + dt.timedelta(microseconds=self._record.created_us)
+        return time_of(self._record.created_us)
 
     @property
     def operation(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import clock
 from holdfast.errors import UNREADABLE, Corrupt, SessionBusy
 from holdfast.format import records
-from holdfast.storage.rows import LeaseRow
+from holdfast.storage.rows import PAGE, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 TTL = 30.0
 """Seconds after which a lease that is not renewed is free for any process."""
-
-_PAGE = 500
 
 _active_tokens: set[bytes] = set()
 """Tokens of the active runs of this process."""
@@ -149,16 +147,21 @@ def holder(reader: Reader, session: int, head: Head) -> tuple[Lease, LeaseRecord
     return (lease, record) if is_alive(lease, record) else None
 
 
+def all_leases(reader: Reader) -> Iterator[Lease]:
+    """Yield the leases of all sessions that ever had a run."""
+    after = 0
+    while page := reader.leases(after, PAGE):
+        yield from page
+        after = page[-1].session
+
+
 def running(reader: Reader) -> Iterator[int]:
     """Yield the sessions that a process runs now. Damaged leases are left out."""
-    after = 0
-    while page := reader.leases(after, _PAGE):
-        for lease in page:
-            with suppress(*UNREADABLE):
-                record = LeaseRecord.read(lease)
-                if record.open and is_alive(lease, record):
-                    yield lease.session
-        after = page[-1].session
+    for lease in all_leases(reader):
+        with suppress(*UNREADABLE):
+            record = LeaseRecord.read(lease)
+            if record.open and is_alive(lease, record):
+                yield lease.session
 
 
 def check_free(reader: Reader, session: int, name: str, head: Head) -> None:

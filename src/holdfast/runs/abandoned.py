@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from holdfast.storage.reader import Reader
     from holdfast.storage.tally import Lease
 
-_PAGE = 500
 NOT_RESUMED = (Conflict, InvalidRequest, NotFound, *UNREADABLE)
 """Errors for which an abandoned run is skipped: another worker has it, or it is damaged."""
 
@@ -56,12 +55,9 @@ class Abandoned(NamedTuple):
 
 def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
     """Yield the runs that died. With `halted`, add those that failed or halted."""
-    after = 0
-    while page := reader.leases(after, _PAGE):
-        for lease in page:
-            if (lease.token or halted) and (found := _abandoned(reader, lease)) is not None:
-                yield found
-        after = page[-1].session
+    for lease in leases.all_leases(reader):
+        if (lease.token or halted) and (found := _abandoned(reader, lease)) is not None:
+            yield found
 
 
 def abandoned_run(reader: Reader, session: int) -> Abandoned | None:

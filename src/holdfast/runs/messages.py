@@ -30,14 +30,14 @@ def tool_call(call: Any) -> ToolCall:
     name, arguments = name_and_arguments(call)
     if type(id) is not str or not id or name is None:
         raise InvalidRequest(
-            f"not a tool call: {_short(call)}",
+            f"not a tool call: {shortened(call)}",
             hint='{"id": …, "function": {"name": …, "arguments": …}}, '
             '{"id": …, "name": …, "input": …} or ToolCall(id, name, arguments)',
         )
     written = _get(_inner(call), "arguments")
     if isinstance(written, str) and not _is_json(written):
         raise InvalidRequest(
-            f"the arguments of call {id!r} to {name} are no JSON: {_short(written)}",
+            f"the arguments of call {id!r} to {name} are no JSON: {shortened(written)}",
             hint="nothing was called; tell the model so, and let it try again",
         )
     return ToolCall(id, name, arguments)
@@ -94,7 +94,8 @@ def _get(value: Any, name: str) -> Any:
     return getattr(value, name, None)
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """Return the repr of a value, cut to 80 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,23 +19,18 @@ from holdfast.format import records
 from holdfast.history import journal as journals
 from holdfast.history import leases, lineage
 from holdfast.history.journal import WAIT, Call, Calls, Journal, ended, now_us
-from holdfast.model import NOTHING
+from holdfast.model import NOTHING, time_of
+from holdfast.runs.messages import shortened
 from holdfast.storage.contract import StaleHead
 from holdfast.storage.reader import open_reader
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterator
 
     from holdfast.errors import HoldfastError
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
-
-_PAGE = 500
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-def _time(us: int) -> dt.datetime:
-    return _EPOCH + dt.timedelta(microseconds=us)
 
 
 class Pending(NamedTuple):
@@ -104,7 +98,7 @@ def listed(calls: Calls, session: str, running: Callable[[Call], bool]) -> list[
         Pending(
             session, key_of(call) if newest[key_of(call)] is call else call.idempotency_key,
             call.name, _state(call, running=running(call)), call.arguments, call.idempotency_key,
-            call.run, call.turn, _time(call.started_us), tuple(call.partial),
+            call.run, call.turn, time_of(call.started_us), tuple(call.partial),
         )
         for call in calls.open()
     ]  # fmt: skip
@@ -126,7 +120,7 @@ def made(reader: Reader, number: int, name: str) -> Iterator[MadeCall]:
         over = call.status not in ("started", "rerun") or call.failure is not None
         yield MadeCall(
             name, call.key, call.name, call.arguments, call.result,
-            call.status == "done" if over else None, call.error, _time(call.started_us),
+            call.status == "done" if over else None, call.error, time_of(call.started_us),
             None if call.ended_us is None else (call.ended_us - call.started_us) / 1e6,
             call.run, call.turn, call.kind,
         )  # fmt: skip
@@ -218,7 +212,7 @@ def _find(
     """
     if isinstance(wanted, Pending):
         for call in journal.calls.attempts():
-            found = call.idempotency_key, _time(call.started_us), call.kind == "wait"
+            found = call.idempotency_key, time_of(call.started_us), call.kind == "wait"
             if found == (wanted.idempotency_key, wanted.since, kind == "wait"):
                 return call
         raise NotFound(otherwise)
@@ -253,29 +247,21 @@ def _check_open(journal: Journal, call: Call) -> None:
         return
     result = call.result
     stands = {"skipped": "it is left out", "rerun": "it is to be made again", "failed": "it failed"}
-    said = stands.get(call.status, f"{_short(result)} stands")
+    said = stands.get(call.status, f"{shortened(result)} stands")
     what = "is answered already" if call.kind == "wait" else "is no longer in doubt"
     raise AlreadyDecided(
         f"{key!r} {what}: {said}", key=key, outcome=call.status, result=journals.fresh(result)
     )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
 def all_pending(reader: Reader) -> Iterator[tuple[str, list[Pending] | HoldfastError]]:
     """Yield each session that ever had a run: with its open calls, or an error if unreadable."""
-    after = 0
-    while page := reader.leases(after, _PAGE):
-        for lease in page:
-            found = reader.session_by_number(lease.session)
-            if found is None or found.is_deleted:
-                continue
-            name = records.decode_name(found.name)
-            try:
-                yield name, of_session(reader, lease.session, name)
-            except UNREADABLE as e:
-                yield name, e
-        after = page[-1].session
+    for lease in leases.all_leases(reader):
+        found = reader.session_by_number(lease.session)
+        if found is None or found.is_deleted:
+            continue
+        name = records.decode_name(found.name)
+        try:
+            yield name, of_session(reader, lease.session, name)
+        except UNREADABLE as e:
+            yield name, e

@@ -28,7 +28,7 @@ from holdfast.runs.heartbeat import heartbeat_of
 from holdfast.storage.changes import Change, Notes
 from holdfast.storage.contract import StaleHead
 from holdfast.storage.reader import open_reader
-from holdfast.storage.rows import Address, CheckpointRow, LeaseRow
+from holdfast.storage.rows import PAGE, Address, CheckpointRow, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Details
     from holdfast.model import Record, Usage
+    from holdfast.runs.checkpoint_policy import Policy
     from holdfast.storage.reader import Reader
     from holdfast.storage.repository import Repository
-
-_PAGE = 500
 
 
 class LastAttempt(NamedTuple):
@@ -64,6 +63,16 @@ class RunTarget(NamedTuple):
     """The name of the parent session."""
     session: Any
     """The Session that run() was called on."""
+
+
+class RunOptions(NamedTuple):
+    """The options of a run; see Session.run."""
+
+    policy: Policy | None = None
+    name: str | None = None
+    state: Any = None
+    takeover: bool = False
+    resume: bool | None = None
 
 
 @dataclass
@@ -118,15 +127,7 @@ class Opened:
         leases.forget(self.token)
 
 
-def open_run(
-    target: RunTarget,
-    *,
-    on_lost: Callable[[], None],
-    name: str | None,
-    state: Any,
-    takeover: bool,
-    resume: bool | None,
-) -> Opened:
+def open_run(target: RunTarget, options: RunOptions, on_lost: Callable[[], None]) -> Opened:
     """Take the lease, and start or resume a run. A new session gets its first checkpoint.
 
     `on_lost` is called if another worker takes the lease over later. Raises SessionBusy if a live
@@ -137,18 +138,18 @@ def open_run(
     token = leases.new_token()
     try:
         while True:
-            opened = _try_open(target, writer, token, name, state, takeover=takeover, resume=resume)
+            opened = _try_open(target, writer, token, options)
             if opened is not None:
-                how = "taken over" if takeover else "resumed" if opened.resumed else "taken"
+                how = "taken over" if options.takeover else "resumed" if opened.resumed else "taken"
                 lease_event(target, how)
                 backend = repository.backend
                 heartbeat_of(backend).begin(token, backend, opened.session, on_lost)
                 return opened
             if writer.parent is None and writer.damage is None:
-                if resume:
+                if options.resume:
                     raise _no_interrupted_run(target.name)
                 with suppress(Conflict):  # another worker may have created it at the same moment
-                    _create_session(target, writer, state)
+                    _create_session(target, writer, options.state)
     except SessionBusy:
         leases.forget(token)
         lease_event(target, "busy")
@@ -201,19 +202,13 @@ def _check_first_state(session: str, given: Any, stored: Any) -> None:
 
 
 def _try_open(
-    target: RunTarget,
-    writer: Writer,
-    token: bytes,
-    name: str | None,
-    state: Any,
-    *,
-    takeover: bool,
-    resume: bool | None,
+    target: RunTarget, writer: Writer, token: bytes, options: RunOptions
 ) -> Opened | None:
     """Try once to take the session. Return None to try again.
 
     None means that the session has no head yet, or was changed at the same time.
     """
+    _, name, state, takeover, resume = options
     repository = target.repository
     backend = repository.backend
     with repository.reader() as reader:
@@ -343,7 +338,7 @@ def _attempts(
 def _rows(reader: Reader, number: int, low: int, last: int) -> Iterator[CheckpointRow]:
     """Yield rows of checkpoints, up to the first that cannot be listed."""
     with suppress(*UNREADABLE):
-        while page := reader.checkpoints(number, low, last, _PAGE):
+        while page := reader.checkpoints(number, low, last, PAGE):
             yield from page
             low = page[-1].seq + 1
 

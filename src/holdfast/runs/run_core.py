@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint_fields import Fields
     from holdfast.runs.checkpoint_policy import Event
     from holdfast.runs.pending import Pending
-    from holdfast.runs.resume import Opened, RunTarget
+    from holdfast.runs.resume import Opened, RunOptions, RunTarget
 
 
 OnDoubt = Literal["rerun", "skip", "ask"]
@@ -375,35 +375,26 @@ class RunCore:
     Methods without a docstring are those of Run.
     """
 
-    def __init__(
-        self,
-        target: RunTarget,
-        *,
-        policy: Policy | None = None,
-        name: str | None = None,
-        state: Any = None,
-        takeover: bool = False,
-        resume: bool | None = None,
-    ) -> None:
+    def __init__(self, target: RunTarget, options: RunOptions) -> None:
+        policy = options.policy
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidRequest(f"not a policy: {policy!r}", hint="AfterToolCall(), EveryN(5), …")
-        if name is not None:
-            check_name("the name of a run", name)
-        self._target, self._options = target, {
-            "name": name, "state": state, "takeover": takeover, "resume": resume,
-        }  # fmt: skip
+        if options.name is not None:
+            check_name("the name of a run", options.name)
+        self.session = target.session
+        self._target, self._options = target, options
         self._policy = policy or EveryN(1)
         self._saved_at = time.monotonic()
         self._lock = threading.RLock()
         self._opened: Opened | None = None
         self._pid = os.getpid()
         self._lost = self._over = False
-        self._turn = 0
+        self.turn = 0
         self._base = 0
         self._parent_seq: int | None = None
         """The seq of the next checkpoint's parent, if that is not the head."""
         self._looping = False
-        self._state: Any = None
+        self.state: Any = None
         self._usage = TurnUsage()
         self._owed: dict[int, str] = {}
         """Triggers of checkpoints that the policy wants, by the number of the call that ended."""
@@ -426,11 +417,11 @@ class RunCore:
         """Take the session, and find out where the run starts or continues."""
         if self._opened is not None:
             raise InvalidRequest("a run is entered once", hint="session.run() makes another one")
-        opened = open_run(self._target, on_lost=self._lose, **self._options)
+        opened = open_run(self._target, self._options, self._lose)
         self._opened, self.resumed = opened, opened.resumed
-        self._turn, self._base, self._usage.earlier = opened.turn, opened.base, opened.earlier_usage
+        self.turn, self._base, self._usage.earlier = opened.turn, opened.base, opened.earlier_usage
         self._parent_seq = opened.base if opened.base != opened.head else None
-        self._state = opened.first_state
+        self.state = opened.first_state
         self._forget_old_calls()
 
     def _lose(self) -> None:
@@ -494,13 +485,13 @@ class RunCore:
         complete = status == "completed"
         if complete:
             self._check_loop()
-            self._report_removed(self._turn)
+            self._report_removed(self.turn)
         fields: Fields = {"status": status, "trigger": "run"}
         if reason:
             fields["reason"] = reason
         if not complete:
             fields["hint"] = hint or "run() resumes it"
-            _, dangling = repaired(self._state)
+            _, dangling = repaired(self.state)
             fields["pending"] = [*self._pending(), *dangling]
         try:
             self._take_owed(now=True)
@@ -540,7 +531,7 @@ class RunCore:
         extra = fielding.check(fields).extra
         if (
             any(last.extra.get(name) != extra.get(name) for name in _HALT)
-            or last.extra["run"] != [self._active.lease.run, self._turn, self._base]
+            or last.extra["run"] != [self._active.lease.run, self.turn, self._base]
             or (last.outside, last.calls) != (self._outside(), self._usage.ended)
         ):
             return False
@@ -548,13 +539,13 @@ class RunCore:
             saved = self._active.state_at(self._active.head)
         except (*UNREADABLE, LookupError):
             return False
-        return format_values.encode_exact(self._state) == format_values.encode_exact(saved)
+        return format_values.encode_exact(self.state) == format_values.encode_exact(saved)
 
     def _check_loop(self) -> None:
         """Raise StepChanged if the run had turns, but the code ended without entering turns()."""
-        if self._turn and not self._looping:
+        if self.turn and not self._looping:
             raise StepChanged(
-                f"the run was in turn {self._turn}, but the code has not entered run.turns()"
+                f"the run was in turn {self.turn}, but the code has not entered run.turns()"
             )
 
     # -- turns ---------------------------------------------------------------------------------
@@ -572,8 +563,8 @@ class RunCore:
             self._take_owed(now=True)
             self._report_removed(0)
             self._usage.outside, self._looping = self._outside(), True
-            if self._turn:
-                self._state = update_in_place(self._state, opened.state_at(opened.base))
+            if self.turn:
+                self.state = update_in_place(self.state, opened.state_at(opened.base))
                 self._visited.clear()
             else:
                 self._begin_turn()
@@ -582,13 +573,13 @@ class RunCore:
         """End the turn, with a checkpoint if the policy wants one, and begin the next."""
         with self._lock:
             self._take_owed(now=True)
-            self._report_removed(self._turn)
+            self._report_removed(self.turn)
             if self._is_wanted("turn"):
                 self._base = self._save(None, {"trigger": "turn"}).seq
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        self._turn += 1
+        self.turn += 1
         self._visited.clear()
         self._usage.begin_turn()
         self._forget_old_calls()
@@ -599,7 +590,7 @@ class RunCore:
         The code may still ask for calls of this turn, and for those outside of turns.
         """
         calls = self._active.journal.calls.all
-        active, now = self._active.lease.run, self._turn
+        active, now = self._active.lease.run, self.turn
         for run, turn, key in list(calls):
             if run != active or 0 < turn < now:
                 del calls[run, turn, key]
@@ -628,22 +619,6 @@ class RunCore:
             self._journal.calls, self._target.name, lambda call: id(call) in begun
         )
 
-    @property
-    def session(self) -> Any:
-        return self._target.session
-
-    @property
-    def turn(self) -> int:
-        return self._turn
-
-    @property
-    def state(self) -> Any:
-        return self._state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._state = state
-
     def add_usage(self, usage: Usage | None = None, *, tokens: int = 0, cost: float = 0.0) -> None:
         spent = Usage(*fielding.check_usage(usage or Usage(tokens, cost)))
         with self._lock:
@@ -658,7 +633,7 @@ class RunCore:
             return self._save(self._base, chosen)
 
     def _save(self, base: int | None, fields: Fields, release: bytes | None = None) -> Checkpoint:
-        return self._save_state(self._state, base, fields, release)
+        return self._save_state(self.state, base, fields, release)
 
     def _save_state(
         self, state: Any, base: int | None, fields: Fields, release: bytes | None
@@ -669,7 +644,7 @@ class RunCore:
         spent = Spent(opened.lease.attempt, self._base, self._outside(fields.get("usage")), calls)
         usage = None if spent.total == Usage() else spent.total
         fields = {"pending": self._pending(), **fields, "usage": usage}
-        mark = RunMark(opened.lease.run, self._turn, base)
+        mark = RunMark(opened.lease.run, self.turn, base)
         try:
             agent, parent = opened.target.agent, opened.target.parent
             details = fielding.of_session(fields, agent, parent)
@@ -695,7 +670,7 @@ class RunCore:
         return [call for call in list(self._in_progress.values()) if call is not None]
 
     def _is_wanted(self, event: Event) -> bool:
-        return self._policy.wants(Moment(event, self._turn, time.monotonic() - self._saved_at))
+        return self._policy.wants(Moment(event, self.turn, time.monotonic() - self._saved_at))
 
     def _outside(self, given: Usage | None = None) -> Usage:
         """Return the usage that belongs to no call.
@@ -703,7 +678,7 @@ class RunCore:
         It is zero before the loop of a resumed run that has turns: its first attempt has counted
         the usage of this code already.
         """
-        if self._turn and not self._looping:
+        if self.turn and not self._looping:
             return Usage()
         outside = self._usage.outside
         return outside if given is None else outside + Usage(*fielding.check_usage(given))
@@ -796,7 +771,7 @@ class RunCore:
             opened = self._active
             journal = opened.journal
             self._visited.add(key)
-            id = opened.lease.run, self._turn if self._looping else 0, key
+            id = opened.lease.run, self.turn if self._looping else 0, key
             known = journal.calls.all.get(id)
             if known is not None:
                 usable = self._is_usable(known, digest, options)
@@ -835,14 +810,14 @@ class RunCore:
 
     def _count_recorded(self, call: Call) -> None:
         """Count a recorded call. Calls before the loop of a run with turns are counted already."""
-        if self._looping or not self._turn:
+        if self._looping or not self.turn:
             self._count(call, owes=call.status == "done" and call.number not in self._usage.earlier)
 
     def _key(self, name: str, key: str | None) -> str:
         """Return the key of a call: the given one, or the name with its number in the turn."""
         if key is not None:
             return key
-        turn = self._turn if self._looping else 0
+        turn = self.turn if self._looping else 0
         ordinal = self._ordinals[turn, name] = self._ordinals.get((turn, name), 0) + 1
         return f"{name}#{ordinal}"
 
@@ -925,7 +900,7 @@ class RunCore:
         digest = sha256(encoded).hexdigest()
         with self._lock:
             self._take_owed()
-            run, turn = self._active.lease.run, self._turn if self._looping else 0
+            run, turn = self._active.lease.run, self.turn if self._looping else 0
             question = turn, name, digest
             key = self._asked.get(question) or self._question(name)
             self._asked[question] = key
