@@ -98,10 +98,4 @@ def outside(runs: list[Run], others: list[Run]) -> list[Run]:
 
 def joined(runs: list[list[int]]) -> list[list[int]]:
     """Return the same numbers in ascending intervals, with neighbours and overlaps merged."""
-    out: list[list[int]] = []
-    for low, high in sorted(runs):
-        if out and low <= out[-1][1]:
-            out[-1][1] = max(out[-1][1], high)
-        else:
-            out.append([low, high])
-    return out
+    return [[low, high] for low, high in IntervalSet((low, high) for low, high in runs).all()]

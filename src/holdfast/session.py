@@ -14,7 +14,6 @@ from holdfast.errors import (
     NotSerializable,
     SessionExists,
 )
-from holdfast.format import load as loading
 from holdfast.format import state_paths, values
 from holdfast.format.delta import lay_out
 from holdfast.format.typed_states import to_model
@@ -22,14 +21,13 @@ from holdfast.history import blame as blaming
 from holdfast.history import checkpoint_fields as fielding
 from holdfast.history import diff as differing
 from holdfast.history import leases, lineage
-from holdfast.history import partial_load as partial_reads
+from holdfast.history import load as loading
 from holdfast.history.checkpoint import Checkpoint, SessionInfo
 from holdfast.history.checkpoint_fields import Details
 from holdfast.history.leases import Owner
-from holdfast.history.load_many import Series
+from holdfast.history.load import Items, Part, Series
 from holdfast.history.notes import Notes
 from holdfast.history.oplog import CHECKPOINT, OPERATION, NextStep, Operator, next_step
-from holdfast.history.partial_load import Items, Part
 from holdfast.history.revisions import Resolver, check_own
 from holdfast.history.search import Query, search
 from holdfast.history.sessions import describe
@@ -248,14 +246,14 @@ class Session:
         them. undo() moves the head back.
         """
         with self._lock:
-            self._operator.rewind(lambda reader: self._own_place(reader, revision))
+            self._operator.rewind(partial(self._own_place, revision=revision))
             return self.get()
 
     def tag(self, revision: Revision | None, *tags: str) -> Checkpoint:
         """Add tags to a checkpoint (None: the head), and return it. It keeps the tags it has."""
         checked = fielding.check_tags(tags)
         with self._lock:
-            done = self._operator.tag(lambda reader: self._own_place(reader, revision), checked)
+            done = self._operator.tag(partial(self._own_place, revision=revision), checked)
             return self._at(done.details["seq"])
 
     def label(self, revision: Revision | None, label: str) -> Checkpoint:
@@ -265,7 +263,7 @@ class Session:
         """
         checked = fielding.check_text("label", label)
         with self._lock:
-            done = self._operator.label(lambda reader: self._own_place(reader, revision), checked)
+            done = self._operator.label(partial(self._own_place, revision=revision), checked)
             return self._at(done.details["seq"])
 
     def delete(
@@ -282,9 +280,8 @@ class Session:
         """
         with self._lock:
             expected = None if expect is None else self.get(expect).id
-            if revision is None:
-                return self._operator.delete_session(expected)
-            return self._operator.delete(lambda reader: self._own_place(reader, revision), expected)
+            find = None if revision is None else partial(self._own_place, revision=revision)
+            return self._operator.delete(find, expected)
 
     def prune(self, rule: Retention, *, dry_run: bool = False) -> Plan:
         """Delete the checkpoints that a rule does not keep. Return the plan.
@@ -293,7 +290,7 @@ class Session:
         """
         if getattr(rule, "store_bytes", None) is not None:
             raise InvalidRequest("store_bytes is a rule for store.prune()", hint="max_bytes=…")
-        from holdfast.maintenance.prune import prune
+        from holdfast.maintenance.retention import prune
 
         with self._lock:
             return prune(self._operator, rule, dry_run=dry_run)
@@ -504,8 +501,7 @@ class Session:
         measured = self._repository.measure("load", self.name)
         with measured, self._lock, self._repository.reader() as reader:
             place = self._place(reader, revision)
-            row = lineage.read_row(reader, place)
-            state = loading.load(row.root, row.record.size, self._repository.data(reader))
+            state = loading.load(reader, place, self._repository.data(reader))
             if revision is None:
                 self._writer.read_head(reader)
         if repair:
@@ -528,7 +524,7 @@ class Session:
         if as_ is not None or repair:
             raise InvalidRequest("path cannot be combined with as_ or repair")
         with self._opened(revision) as (root, source):
-            return partial_reads.value(root, path, source)
+            return loading.value(root, path, source)
 
     def part(
         self,
@@ -544,7 +540,7 @@ class Session:
         state has no such path.
         """
         with self._opened(revision) as (root, source):
-            return partial_reads.part(root, path, source, start, limit)
+            return loading.part(root, path, source, start, limit)
 
     def items(
         self,
@@ -559,7 +555,7 @@ class Session:
         Nothing else of the state is read. Raises NotFound if there is no list at the path.
         """
         with self._opened(revision) as (root, source):
-            return partial_reads.items(root, path, source, start, limit)
+            return loading.items(root, path, source, start, limit)
 
     @contextmanager
     def _opened(self, revision: Revision | None) -> Iterator[tuple[Node, Source]]:

@@ -25,7 +25,6 @@ from holdfast.storage.url import address, open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
     from typing import Unpack
 
     from holdfast.errors import HoldfastError
@@ -135,12 +134,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -400,7 +394,7 @@ class Store:
         are skipped with a warning in the log, and have no plan: a session too damaged to apply the
         rule, and a session that would be deleted as a whole while a run has it.
         """
-        from holdfast.maintenance.prune import prune_store
+        from holdfast.maintenance.retention import prune_store
 
         names = lineage.session_names(self._repository)
         return prune_store(self._repository, names, rule, dry_run=dry_run)

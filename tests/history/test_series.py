@@ -16,7 +16,7 @@ from holdfast.errors import CheckpointNotFound, Corrupt, SessionNotFound
 from holdfast.format import load as loading
 from holdfast.format import msgpack, nodes, values
 from holdfast.format.rows import ItemRow
-from holdfast.history.load_many import Series
+from holdfast.history.load import Series
 from tests.format.test_layout import message
 from tests.maintenance.test_gc import edit, some_state
 from tests.mutants import history

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Retention
 from holdfast.errors import HoldfastError
 from holdfast.history.oplog import Operator
-from holdfast.maintenance import autoprune, gc, prune
+from holdfast.maintenance import autoprune, gc, retention
 from holdfast.storage import changes
 from tests.faults.clock import wall_clock
 from tests.maintenance.test_retention import _connected
@@ -102,13 +102,13 @@ def test_a_prune_beside_a_rewind_keeps_the_head(
     """Store.prune() plans first and carries out later without looking again: it buries the head."""
     session = home.filled(5)
     first = next(iter(session.tree()))
-    carry_out = prune.carry_out
+    carry_out = retention.carry_out
 
     def race(operator: Operator, plan: Any, rule: Any) -> None:
         session.rewind(first)
         carry_out(operator, plan, rule)
 
-    monkeypatch.setattr(prune, "carry_out", race)
+    monkeypatch.setattr(retention, "carry_out", race)
     home.store.prune(Retention(keep_last=2))
     home.store.gc()
     assert session.load()["i"] == 0
@@ -121,7 +121,7 @@ def test_a_prune_beside_a_tag_label_or_fork_keeps_its_checkpoint(
 ) -> None:
     session = home.filled(5)
     first = next(iter(session.tree()))
-    carry_out = prune.carry_out
+    carry_out = retention.carry_out
 
     def race(operator: Operator, plan: Any, rule: Any) -> None:
         if mark == "fork" and not home.session("f").exists():
@@ -130,7 +130,7 @@ def test_a_prune_beside_a_tag_label_or_fork_keeps_its_checkpoint(
             getattr(session, mark)(first, "x")
         carry_out(operator, plan, rule)
 
-    monkeypatch.setattr(prune, "carry_out", race)
+    monkeypatch.setattr(retention, "carry_out", race)
     home.store.prune(Retention(keep_last=2))
     assert first.id in [c.id for c in session.tree()]
 
@@ -175,7 +175,7 @@ def test_operations_planned_before_an_automatic_prune(
 
 def test_a_session_that_is_saved_while_it_expires_stays(home: Home) -> None:
     session, other = home.filled(2), home.another().session("s")
-    carry_out = prune.carry_out
+    carry_out = retention.carry_out
 
     def race(operator: Operator, plan: Any, rule: Any) -> None:
         if not other.ops() and len(other) == 2:
@@ -183,7 +183,7 @@ def test_a_session_that_is_saved_while_it_expires_stays(home: Home) -> None:
         carry_out(operator, plan, rule)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prune, "carry_out", race)
+        patch.setattr(retention, "carry_out", race)
         with wall_clock(lambda true: true + 100 * DAY):
             home.store.prune(Retention(session_ttl="30d"))
     assert session.ops() == []

@@ -29,26 +29,16 @@ def the_oldest_is_kept(real: Any) -> Any:
     return lambda *args: reversed(list(real(*args)))
 
 
-@mutant(".maintenance.retention:_verdict")
+@mutant(".maintenance.retention:_protection")
 def marks_protect_nothing(real: Any) -> Any:
     """Tagged and labelled checkpoints are kept."""
-
-    def verdict(c: Any, head: Any, forks: Any, chosen: Any, rule: Any, now: Any) -> Any:
-        bare = holdfast.Checkpoint(c.session, c._record, None, ())
-        return real(bare, head, forks, chosen, rule, now)._replace(checkpoint=c)
-
-    return verdict
+    return lambda c, *args: real(holdfast.Checkpoint(c.session, c._record, None, ()), *args)
 
 
-@mutant(".maintenance.retention:_verdict")
+@mutant(".maintenance.retention:_protection")
 def marks_always_protect(real: Any) -> Any:
     """A rule can say that tagged and labelled checkpoints are not kept."""
-
-    def verdict(c: Any, *args: Any) -> Any:
-        found = real(c, *args)
-        return found._replace(keep=True) if c.tags or c.label else found
-
-    return verdict
+    return lambda c, *args: real(c, *args) or ("it has a mark" if c.tags or c.label else None)
 
 
 def _plan_without_rules(real: Any) -> Any:
@@ -93,7 +83,7 @@ def pruning_is_part_of_the_save(real: Any) -> Any:
 
 prune_stops_at_damage = entry(
     "prune_stops_at_damage", "Prune continues with the sessions beside a damaged one.",
-    ".maintenance.prune:_leaving_alone", nullcontext,
+    ".maintenance.retention:_leaving_alone", nullcontext,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast import Retention
 from holdfast.format import item_streams, list_encodings, memory_limit, nodes, records, values
-from holdfast.history.load_many import Series
+from holdfast.history.load import Series
 from tests.format import format_reader
 from tests.mutants import storage
 from tests.support.stores import TEXT, Home

@@ -12,8 +12,7 @@ import holdfast
 from holdfast.errors import Unavailable
 from holdfast.history.oplog import Operator
 from holdfast.history.writer import Writer
-from holdfast.maintenance.prune import prune
-from holdfast.maintenance.retention import Plan
+from holdfast.maintenance.retention import Plan, prune
 from holdfast.storage import memory
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.files.session_folders import record_path

@@ -28,7 +28,6 @@ from holdfast.runs.run_core import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-    from types import TracebackType
     from typing import Self
 
     from holdfast.history.journal import Call
@@ -88,12 +87,7 @@ class AsyncRun(RunHandle):
             self._signals = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self._signals.close()
         if self._terminated and isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()

@@ -25,7 +25,7 @@ from holdfast.format.nodes import (
     Node,
     Rope,
     Struct,
-    parse,
+    node_of,
     splits_dict,
     splits_list,
 )
@@ -173,7 +173,7 @@ def extend_list(old: Node, new: list[Any], out: Writes, depth: int) -> Node | No
     kept: list[Item] = []
     for v in values.decode(was_flat, values.keep_tags):
         was = values.encode(v)
-        node = parse(was) if len(was) > LIST_FLAT else Leaf(was)
+        node = node_of(was)
         kept.append((was, None if isinstance(node, Leaf) else node))
     return _inline_or_rope(kept + items, len(flat), out, nested=False)
 

@@ -60,6 +60,16 @@ def pieces(source: Source, extents: Sequence[Extent]) -> Iterator[ItemRow]:
             raise Corrupt(f"items {at} to {stop - 1} of stream {stream} are missing")
 
 
+def read(source: Source, extents: Sequence[Extent]) -> tuple[list[bytes], bool]:
+    """Return the items of some extents, and whether any may hold references."""
+    items: list[bytes] = []
+    refs = False
+    for piece in pieces(source, extents):
+        refs = refs or piece.refs
+        items += piece.items()
+    return items, refs
+
+
 class RowWrite(NamedTuple):
     """A row to insert. It replaces the rows of items [first, first + replaces) of the stream."""
 
@@ -115,18 +125,13 @@ class Appender:
 
     def _read(self, source: Source, start: int, stop: int) -> tuple[list[bytes], bool]:
         """Return items of earlier commits that are packed now, and whether some hold references."""
-        items: list[bytes] = []
-        refs = self._refs
         if start == stop:
-            return items, refs
+            return [], self._refs
         recent = self.recent() if stop - start < LOOSE_ITEMS else []
         if stop - start <= len(recent):
-            items = recent[len(recent) - (stop - start) :]
-        else:
-            for piece in pieces(source, [(self.stream, start, stop - start)]):
-                refs = refs or piece.refs
-                items += piece.items()
-        return items, refs
+            return recent[len(recent) - (stop - start) :], self._refs
+        items, refs = read(source, [(self.stream, start, stop - start)])
+        return items, refs or self._refs
 
 
 def packs(

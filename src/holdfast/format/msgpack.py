@@ -36,6 +36,10 @@ def is_map(flat: bytes) -> bool:
     return flat[0] & 0xF0 == 0x80 or flat[0] in (0xDE, 0xDF)
 
 
+def is_tagged(flat: bytes) -> bool:
+    return 0xC7 <= flat[0] <= 0xC9 or 0xD4 <= flat[0] <= 0xD8
+
+
 def header_length(data: bytes) -> int:
     """Return the number of bytes before the content of an encoding."""
     return _LONG_HEADERS.get(data[0], 1)

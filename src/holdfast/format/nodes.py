@@ -314,6 +314,11 @@ def parse(stored: bytes, *, root: bool = False) -> Node:
     return Leaf(stored) if node is None else node
 
 
+def node_of(flat: bytes) -> Node:
+    """Return the node of a canonical encoding. A short one is a leaf, and is not decoded."""
+    return parse(flat) if len(flat) > LIST_FLAT else Leaf(flat)
+
+
 def item_value(kind: int, item: bytes) -> bytes:
     """Return the value of a stored item: an item of a dict begins with its key."""
     return item[msgpack.string_length(item, 0) :] if kind == DICT else item

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidRequest
 from holdfast.format import delta, msgpack, ropes, values
-from holdfast.format.nodes import (
-    DICT,
-    LIST,
-    Leaf,
-    Node,
-    Rope,
-    Struct,
-    parse,
-    splits_list,
-)
+from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, splits_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,9 +65,9 @@ def _name(path: Path) -> str:
 
 def _edit(node: Node | None, rest: Path, path: Path, depth: int, edit: Edit, out: Writes) -> Node:
     """Return the dict `node` with the value at `rest` edited; `path` is for error messages."""
-    struct = EMPTY if node is None else as_struct(node, out)
+    struct = EMPTY if node is None else ropes.as_struct(node, out.source)
     key = values.encode_key(str(rest[0]))  # a dict that is a Struct has only text keys
-    if struct is None or not msgpack.is_text(key):
+    if struct is None or struct.kind != DICT or not msgpack.is_text(key):
         return _edit_whole(node, rest, path, depth, edit, out)
     keys, children = struct.keys, struct.children
     at = keys.index(key) if key in keys else len(keys)
@@ -123,24 +114,3 @@ def _edit_whole(
     else:
         value[key] = values.decode(ropes.flatten(new, out.source))
     return delta.lay_out(value, node, out, depth=depth)
-
-
-def as_struct(node: Node, out: Writes) -> Struct | None:
-    """Return the entries of a dict as nodes, whatever its layout; None if it is no dict."""
-    if isinstance(node, Struct):
-        return node if node.kind == DICT else None
-    if isinstance(node, Rope) and node.kind == DICT:
-        return ropes.entries(node, out.source)
-    flat = ropes.flatten(node, out.source)
-    if not msgpack.is_map(flat):
-        return None
-    value: dict[str, Any] = values.decode(flat, values.keep_tags)
-    return Struct(
-        DICT,
-        tuple([values.encode(k) for k in value]),
-        tuple([_leaf(values.encode(v)) for v in value.values()]),
-    )
-
-
-def _leaf(flat: bytes) -> Node:
-    return parse(flat) if len(flat) > 1024 else Leaf(flat)

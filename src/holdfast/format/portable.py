@@ -25,20 +25,6 @@ from holdfast.errors import Corrupt
 from holdfast.format import memory_limit, values
 from holdfast.format.msgpack import blames_caller
 from holdfast.format.nodes import BLOB_TAG, ROPE_TAG
-from holdfast.format.values import (
-    BIGINT,
-    DATE,
-    DATETIME,
-    DECIMAL,
-    DICT,
-    FROZENSET,
-    SET,
-    STR,
-    TIME,
-    TIMEDELTA,
-    TUPLE,
-    UUID_,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +130,7 @@ def _show(value: Any) -> Any:
 
 
 def _show_tag(tag: int, data: bytes) -> _Tagged:
-    if tag not in _TAGS or (tag == BIGINT and len(data) > _LONGEST_INT):
+    if tag not in _TAGS or (tag == values.BIGINT and len(data) > _LONGEST_INT):
         return _Tagged({"$ext": [tag, _text(data)]})
     name, show, _ = _TAGS[tag]
     return _Tagged({name: show(data)})
@@ -256,18 +242,18 @@ def _hide_rope(shown: dict[str, Any]) -> bytes:
 
 _Rule = tuple[str, "Callable[[bytes], Any]", "Callable[[Any], bytes]"]
 _TAGS: dict[int, _Rule] = {
-    TUPLE: ("$tuple", _show_packed, _hide_packed),
-    SET: ("$set", _show_packed, _hide_packed),
-    FROZENSET: ("$frozenset", _show_packed, _hide_packed),
-    BIGINT: ("$int", lambda d: str(int.from_bytes(d, "big", signed=True)), _hide_int),
-    STR: ("$str", _show_text, _hide_text),
-    DICT: ("$dict", _show_pairs, _hide_pairs),
-    DATETIME: ("$datetime", _show_packed, _hide_packed),
-    DATE: ("$date", bytes.decode, str.encode),
-    TIME: ("$time", _show_packed, _hide_packed),
-    TIMEDELTA: ("$timedelta", _show_packed, _hide_packed),
-    DECIMAL: ("$decimal", bytes.decode, str.encode),
-    UUID_: ("$uuid", lambda d: str(UUID(bytes=d)), lambda s: UUID(s).bytes),
+    values.TUPLE: ("$tuple", _show_packed, _hide_packed),
+    values.SET: ("$set", _show_packed, _hide_packed),
+    values.FROZENSET: ("$frozenset", _show_packed, _hide_packed),
+    values.BIGINT: ("$int", lambda d: str(int.from_bytes(d, "big", signed=True)), _hide_int),
+    values.STR: ("$str", _show_text, _hide_text),
+    values.DICT: ("$dict", _show_pairs, _hide_pairs),
+    values.DATETIME: ("$datetime", _show_packed, _hide_packed),
+    values.DATE: ("$date", bytes.decode, str.encode),
+    values.TIME: ("$time", _show_packed, _hide_packed),
+    values.TIMEDELTA: ("$timedelta", _show_packed, _hide_packed),
+    values.DECIMAL: ("$decimal", bytes.decode, str.encode),
+    values.UUID_: ("$uuid", lambda d: str(UUID(bytes=d)), lambda s: UUID(s).bytes),
     BLOB_TAG: ("$blob", _show_blob, lambda s: _pack([bytes.fromhex(s[0]), s[1]])),
     ROPE_TAG: ("$rope", _show_rope, _hide_rope),
 }

@@ -37,7 +37,7 @@ FIELDS = {
 _NAMES = {short: name for name, short in FIELDS.items()}
 _PLAIN_MAX = 384
 _PLAIN_ENTRY = 1024
-_MAYBE_INT = (int, type(None))
+_INT, _MAYBE_INT = (int,), (int, type(None))
 _MAYBE_BYTES = (bytes, type(None))
 MISSING = b"missing"
 """Stands for a row that should exist and does not. Every sealed row is longer."""
@@ -258,23 +258,22 @@ class Head(NamedTuple):
 
 
 def unseal_head(session: int, body: bytes) -> Head:
-    _, payload = rows.unseal(rows.HEAD, session, body, "the head of a session")
-    head = Head(*_unpack(payload, 5, "the head of a session"))
-    if (
-        {*map(type, head[:3])} != {int}
-        or type(head.parent) not in _MAYBE_INT
-        or type(head.lease) not in _MAYBE_BYTES
-    ):
-        raise Corrupt("the head of a session does not decode")
-    return head
+    types = (_INT, _INT, _INT, _MAYBE_INT, _MAYBE_BYTES)
+    return Head(*_unseal(rows.HEAD, session, body, "the head of a session", types))
 
 
-def _unpack(payload: bytes, count: int, what: str) -> list[Any]:
-    """Return the fields of a row. Raises Corrupt unless it is a list of `count` fields."""
+def _unseal(
+    kind: int, address: int, body: bytes, what: str, types: tuple[tuple[type, ...], ...]
+) -> list[Any]:
+    """Return the fields of a row, each of one of its types. Raises Corrupt if it has others."""
+    _, payload = rows.unseal(kind, address, body, what)
     fields = values.decode_stored(payload)
-    if type(fields) is list and len(fields) == count:
-        return fields
-    raise Corrupt(f"{what} does not decode")
+    if type(fields) is not list or len(fields) != len(types):
+        raise Corrupt(f"{what} does not decode")
+    for field, allowed in zip(fields, types, strict=True):
+        if type(field) not in allowed:
+            raise Corrupt(f"{what} does not decode")
+    return fields
 
 
 class Info(NamedTuple):
@@ -299,15 +298,8 @@ def seal_session(num: int, name: bytes, info: Info) -> bytes:
 
 
 def unseal_session(num: int, name: bytes, body: bytes) -> Info:
-    _, payload = rows.unseal(rows.SESSION, session_address(num, name), body, "a session")
-    info = Info(*_unpack(payload, 3, "a session"))
-    if (
-        type(info.created_us) is not int
-        or type(info.agent) not in (str, type(None))
-        or type(info.origin) not in _MAYBE_INT
-    ):
-        raise Corrupt("a session does not decode")
-    return info
+    types = (_INT, (str, type(None)), _MAYBE_INT)
+    return Info(*_unseal(rows.SESSION, session_address(num, name), body, "a session", types))
 
 
 # A deleted session is renamed: the new name is a byte that no encoded name contains, its number and
@@ -349,12 +341,9 @@ def seal_tombstone(session: int, seq: int, tombstone: Tombstone) -> bytes:
 
 
 def unseal_tombstone(session: int, seq: int, body: bytes) -> Tombstone:
+    types = (_INT, _INT, (bool,), (str,), _INT)
     what = f"the tombstone of checkpoint {seq}"
-    _, payload = rows.unseal(rows.TOMBSTONE, position(session, seq), body, what)
-    tombstone = Tombstone(*_unpack(payload, 5, what))
-    if (*map(type, tombstone),) != (int, int, bool, str, int):
-        raise Corrupt(f"{what} does not decode")
-    return tombstone
+    return Tombstone(*_unseal(rows.TOMBSTONE, position(session, seq), body, what, types))
 
 
 class Graft(NamedTuple):
@@ -375,12 +364,9 @@ def seal_graft(session: int, seq: int, graft: Graft) -> bytes:
 
 
 def unseal_graft(session: int, seq: int, body: bytes) -> Graft:
+    types = (_MAYBE_INT, _INT, (bytes,))
     what = f"the gap before checkpoint {seq}"
-    _, payload = rows.unseal(rows.GRAFT, position(session, seq), body, what)
-    graft = Graft(*_unpack(payload, 3, what))
-    if type(graft.ancestor) not in _MAYBE_INT or (*map(type, graft[1:]),) != (int, bytes):
-        raise Corrupt(f"{what} does not decode")
-    return graft
+    return Graft(*_unseal(rows.GRAFT, position(session, seq), body, what, types))
 
 
 def seal_freed(session: int, runs: list[tuple[int, int]]) -> bytes:
@@ -415,10 +401,7 @@ def seal_mark(pos: int, kind: int, value: bytes, order: int) -> bytes:
 def unseal_mark(pos: int, kind: int, value: bytes, body: bytes) -> int:
     """Return the `order` of a label or tag."""
     what = "a label" if kind == LABEL else "a tag"
-    _, payload = rows.unseal(rows.MARK, _mark_address(pos, kind, value), body, what)
-    order = _unpack(payload, 1, what)[0]
-    if type(order) is not int:
-        raise Corrupt(f"{what} does not decode")
+    order: int = _unseal(rows.MARK, _mark_address(pos, kind, value), body, what, (_INT,))[0]
     return order
 
 
@@ -434,9 +417,9 @@ def unseal_operation(
 ) -> tuple[str, int, int, dict[str, Any]]:
     """Return the kind, time, newest seq at that time, and details of an operation."""
     what = f"operation {number}"
-    _, payload = rows.unseal(rows.OPERATION, position(session, number), body, what)
-    kind, at, last, details = _unpack(payload, 4, what)
-    if (*map(type, (kind, at, last, details)),) != (str, int, int, dict) or at not in _TIMES:
+    types = ((str,), _INT, _INT, (dict,))
+    kind, at, last, details = _unseal(rows.OPERATION, position(session, number), body, what, types)
+    if at not in _TIMES:
         raise Corrupt(f"{what} does not decode")
     return kind, at, last, details
 
@@ -499,8 +482,7 @@ def seal_counter(space: str, after: int) -> bytes:
 def unseal_counter(space: str, body: bytes) -> int:
     """Return the number of a counter. Raises Corrupt if it is damaged."""
     what = f"the counter of {space}s"
-    _, payload = rows.unseal(rows.COUNTER, _COUNTED.index(space), body, what)
-    after = _unpack(payload, 1, what)[0]
-    if type(after) is not int or after < 1:
+    after: int = _unseal(rows.COUNTER, _COUNTED.index(space), body, what, (_INT,))[0]
+    if after < 1:
         raise Corrupt(f"{what} does not decode")
     return after

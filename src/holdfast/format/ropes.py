@@ -28,6 +28,7 @@ from holdfast.format.nodes import (
     Rope,
     Struct,
     chain,
+    node_of,
     parse,
 )
 
@@ -218,6 +219,13 @@ def take_in(rope: Rope, image: Image) -> Image:
     return image
 
 
+def item_nodes(extents: Sequence[Extent], source: Source) -> Iterator[Node]:
+    """Yield the items in some extents of a list as nodes."""
+    for piece in item_streams.pieces(source, extents):
+        for item in piece.items():
+            yield parse(item) if piece.refs else Leaf(item)
+
+
 def entries(rope: Rope, source: Source) -> Struct:
     """Return the entries of a dict as nodes. Reads them if they are not in memory."""
     found = rope.entries
@@ -234,6 +242,25 @@ def entries(rope: Rope, source: Source) -> Struct:
         _check_size(rope, found.size - len(rope.header()))
         rope.entries = found
     return found
+
+
+def as_struct(node: Node, source: Source) -> Struct | None:
+    """Return a dict or an inline list as a Struct, whatever its layout.
+
+    Returns None for a list in streams, a dict with other keys than text, and any other value.
+    """
+    if isinstance(node, Struct):
+        return node
+    if isinstance(node, Rope) and node.kind != RAW:
+        return entries(node, source) if node.kind == DICT else None
+    flat = flatten(node, source)
+    if not (msgpack.is_map(flat) or msgpack.is_array(flat)):
+        return None
+    value = values.decode_stored(flat, values.keep_tags)
+    if type(value) is dict:
+        keys = tuple([values.encode(key) for key in value])
+        return Struct(DICT, keys, tuple([node_of(values.encode(v)) for v in value.values()]))
+    return Struct(LIST, (), tuple([node_of(values.encode(v)) for v in value]))
 
 
 def _check_size(rope: Rope, body: int) -> None:

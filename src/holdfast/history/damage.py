@@ -7,7 +7,7 @@ row stores the seq of the head's parent. So a damaged record leaves traces in it
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import dropwhile
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
@@ -53,10 +53,9 @@ def neighbours(
     key = (lineage.session_name(reader, place.session), place.seq)
     marks = lineage.marks_of(reader, *place, place.seq).get(place.seq, lineage.Marks())
     child = _child(reader, place)
-    if child is None:
-        line = _history(reader, place, _parent_by_head(reader, place), limit + 1)
-    else:
-        line = _history(reader, child[0], None, limit + 2)
+    start, parent = (place, _parent_by_head(reader, place)) if child is None else (child[0], None)
+    line = [*islice(lineage.line(reader, start, parent, limit + 2), limit + 2)]
+    if child is not None:
         line = [*dropwhile(lambda c: (c.session, c.seq) != key, line)]
     own = line.pop(0) if line and (line[0].session, line[0].seq) == key else None
     return Neighbours(
@@ -103,14 +102,3 @@ def _parent_by_head(reader: Reader, place: Address) -> int | None:
         head = lineage.read_head(reader, place.session)[1]
         return head.parent if head.seq == place.seq else None
     return None
-
-
-def _history(
-    reader: Reader, start: Address | None, parent: int | None, count: int
-) -> list[Checkpoint]:
-    """Return a checkpoint and its ancestors, newest first, at most `count`."""
-    line: list[Checkpoint] = []
-    while start is not None and len(line) < count:
-        page, start, parent = lineage.page(reader, start, parent, count - len(line))
-        line += page
-    return line

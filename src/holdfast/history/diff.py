@@ -11,10 +11,10 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast.format import item_streams, ropes, values
+from holdfast.format import item_streams, msgpack, ropes, values
 from holdfast.format.load import load_node
 from holdfast.format.msgpack import FOLLOWING
-from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
+from holdfast.format.nodes import LIST, RAW, Blob, Leaf, Node, Rope, node_of
 from holdfast.format.state_paths import dotted
 from holdfast.history import lineage
 from holdfast.model import Usage
@@ -87,12 +87,8 @@ def diff(a: Node, b: Node, source: Source) -> Diff:
         # The stored bytes differ, but the loaded values look equal, such as two time zones that
         # this machine does not know. Different hashes alone do not prove a difference, because
         # format version 1 may have computed one of them.
-        return Diff([Change("changed", (), _value(a, source), _value(b, source))])
+        return Diff([Change("changed", (), load_node(a, source), load_node(b, source))])
     return found
-
-
-def _value(node: Node, source: Source) -> Any:
-    return load_node(node, source)
 
 
 def _nodes(a: Node, b: Node, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
@@ -101,25 +97,39 @@ def _nodes(a: Node, b: Node, path: tuple[Step, ...], source: Source) -> Iterator
     if isinstance(a, Rope) and isinstance(b, Rope) and a.kind == b.kind == LIST:
         yield from _ropes(a, b, path, source)
         return
-    left, right = _entries(a, source), _entries(b, source)
-    if left is not None and right is not None:
+    a, b = _read(a, source), _read(b, source)
+    left, right = _parts(a, source), _parts(b, source)
+    if isinstance(left, dict) and isinstance(right, dict):
         yield from _dicts(left, right, path, source)
-        return
-    before, after = _value(a, source), _value(b, source)
-    yield from _values(before, after, path)
+    elif isinstance(left, list) and isinstance(right, list):
+        yield from _sequences(left, right, path, 0, source)
+    else:
+        before, after = load_node(a, source), load_node(b, source)
+        if values.encode(before) != values.encode(after):
+            yield Change("changed", path, before, after)
 
 
-def _entries(node: Node, source: Source) -> dict[bytes, Node] | None:
-    """Return a dict's children by encoded key; None if the node is no dict."""
-    if isinstance(node, Rope) and node.kind == DICT:
-        node = ropes.entries(node, source)
-    if isinstance(node, Struct) and node.kind == DICT:
-        return dict(zip(node.keys, node.children, strict=True))
-    if isinstance(node, Leaf):
-        value = values.decode(node.flat, values.keep_tags)
-        if type(value) is dict:
-            return {values.encode(k): Leaf(values.encode(v)) for k, v in value.items()}
-    return None
+def _read(node: Node, source: Source) -> Node:
+    """Return a value that is stored whole as a leaf, so that it is read only once."""
+    is_whole = isinstance(node, Blob) or (isinstance(node, Rope) and node.kind == RAW)
+    return Leaf(ropes.flatten(node, source)) if is_whole else node
+
+
+def _parts(node: Node, source: Source) -> dict[bytes, Node] | list[Node] | None:
+    """Return a dict's values by encoded key, or a list's items; None for any other value."""
+    if isinstance(node, Rope) and node.kind == LIST:
+        return _items(node.extents, source)
+    struct = ropes.as_struct(node, source)
+    if struct is not None and struct.kind == LIST:
+        return list(struct.children)
+    if struct is not None:
+        return dict(zip(struct.keys, struct.children, strict=True))
+    flat = ropes.flatten(node, source)
+    start = msgpack.header_length(flat)
+    if not msgpack.is_tagged(flat) or flat[start - 1] != values.DICT:
+        return None
+    pairs = [values.encode(v) for v in values.decode_stored(flat[start:], values.keep_tags)]
+    return dict(zip(pairs[::2], map(node_of, pairs[1::2]), strict=True))
 
 
 def _dicts(
@@ -127,11 +137,11 @@ def _dicts(
 ) -> Iterator[Change]:
     for key, node in a.items():
         if key not in b:
-            yield Change("removed", (*path, values.decode(key)), _value(node, source), None)
+            yield Change("removed", (*path, values.decode(key)), load_node(node, source), None)
     for key, node in b.items():
         where = (*path, values.decode(key))
         if key not in a:
-            yield Change("added", where, None, _value(node, source))
+            yield Change("added", where, None, load_node(node, source))
         else:
             yield from _nodes(a[key], node, where, source)
     yield from _order(a, b, path)
@@ -174,11 +184,7 @@ def _mirrored(extents: Sequence[Extent]) -> list[Extent]:
 
 
 def _items(extents: Sequence[Extent], source: Source) -> list[Node]:
-    return [
-        parse(item) if piece.refs else Leaf(item)
-        for piece in item_streams.pieces(source, extents)
-        for item in piece.items()
-    ]
+    return list(ropes.item_nodes(extents, source))
 
 
 def _sequences(
@@ -192,42 +198,9 @@ def _sequences(
         for i in range(both):
             yield from _nodes(a[a1 + i], b[b1 + i], (*path, offset + b1 + i), source)
         for i in range(a1 + both, a2):
-            yield Change("removed", (*path, offset + i), _value(a[i], source), None)
+            yield Change("removed", (*path, offset + i), load_node(a[i], source), None)
         for i in range(b1 + both, b2):
-            yield Change("added", (*path, offset + i), None, _value(b[i], source))
-
-
-def _values(a: Any, b: Any, path: tuple[Step, ...]) -> Iterator[Change]:
-    """Yield the changes between two values in memory; none if they are equal."""
-    if values.encode(a) == values.encode(b):
-        return
-    if type(a) is dict and type(b) is dict:
-        # By encoded key: 1, 1.0 and True are the same key in a dict, but three keys in a state.
-        old, new = ({values.encode(k): (k, v) for k, v in x.items()} for x in (a, b))
-        for key, (name, item) in old.items():
-            if key not in new:
-                yield Change("removed", (*path, name), item, None)
-        for key, (name, item) in new.items():
-            if key not in old:
-                yield Change("added", (*path, name), None, item)
-            else:
-                yield from _values(old[key][1], item, (*path, name))
-        yield from _order(old, new, path)
-    elif type(a) is list and type(b) is list:
-        left, right = ([values.encode(v) for v in x] for x in (a, b))
-        for kind, a1, a2, b1, b2 in SequenceMatcher(
-            None, left, right, autojunk=False
-        ).get_opcodes():
-            both = min(a2 - a1, b2 - b1) if kind != "equal" else 0
-            for i in range(both):
-                yield from _values(a[a1 + i], b[b1 + i], (*path, b1 + i))
-            if kind != "equal":
-                for i in range(a1 + both, a2):
-                    yield Change("removed", (*path, i), a[i], None)
-                for i in range(b1 + both, b2):
-                    yield Change("added", (*path, i), None, b[i])
-    else:
-        yield Change("changed", path, a, b)
+            yield Change("added", (*path, offset + i), None, load_node(b[i], source))
 
 
 class Way(NamedTuple):

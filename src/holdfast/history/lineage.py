@@ -401,6 +401,15 @@ def page(
     return checkpoints, after, last.parent_seq if last is not None and last.damaged else None
 
 
+def line(
+    reader: Reader, start: Address | None, parent: int | None, limit: int = HISTORY_PAGE
+) -> Iterator[Checkpoint]:
+    """Yield a checkpoint and its ancestors, newest first; `limit` is how many one page reads."""
+    while start is not None:
+        found, start, parent = page(reader, start, parent, limit)
+        yield from found
+
+
 def listing(
     reader: Reader, session: int, name: str, low: int, newest: int
 ) -> tuple[list[Checkpoint], int]:
@@ -524,6 +533,13 @@ def all_rows(
         last = read_head(reader, session)[1].last
         if last >= low:
             yield from _unlisted(reader, session, gone().missing(low, last + 1))
+
+
+def sound_rows(reader: Reader, session: int) -> Iterator[Row]:
+    """Yield the checkpoints of a session that can be read; verify() reports the others."""
+    for row in all_rows(reader, session):
+        with suppress(*UNREADABLE):
+            yield records.unseal_checkpoint(session, *row)
 
 
 def _freed(reader: Reader, session: int) -> IntervalSet:

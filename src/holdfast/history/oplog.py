@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT, OPERATION = "checkpoint", "operation"
 _TRIES = 20
+"""How often an operation is planned again because a checkpoint was deleted before the commit."""
 
 
 class Operator:
@@ -97,7 +98,10 @@ class Operator:
                 if committed:
                     return done
             except MissingReference:
-                failures = _count_failure(failures)
+                failures += 1
+                if failures > _TRIES:
+                    what = "a checkpoint that this builds on was just deleted"
+                    raise CheckpointNotFound(what) from None
 
     def _end_run(self, context: OpContext) -> None:
         """End the session's open run, because the head moves or the session is deleted.
@@ -184,14 +188,19 @@ class Operator:
 
         return self.run("tag", plan)
 
-    def delete(self, find: Callable[[Reader], Address], expected: str | None = None) -> Operation:
+    def delete(
+        self, find: Callable[[Reader], Address] | None, expected: str | None = None
+    ) -> Operation:
+        """Delete a checkpoint; without `find`, the whole session."""
         forks: tuple[str, ...] = ()
 
         def plan(context: OpContext) -> Outcome:
             nonlocal forks
             self._expect(context, expected)
-            seq = find(context.reader).seq
+            seq = None if find is None else find(context.reader).seq
             forks = lineage.forks_below(context.reader, context.number, seq)
+            if seq is None:
+                return apply(context, "delete", {"session": True})
             if seq == context.head.seq:
                 raise InvalidRequest(
                     "the head cannot be deleted", hint="rewind() first, or delete() the session"
@@ -199,17 +208,6 @@ class Operator:
             if seq in leases.needed(context.reader, context.number, context.head):
                 raise InvalidRequest("an interrupted run will continue from that checkpoint")
             return apply(context, "delete", {"runs": [[seq, seq + 1]], "held": []})
-
-        return self.run("delete", plan)._replace(forks=forks)
-
-    def delete_session(self, expected: str | None = None) -> Operation:
-        forks: tuple[str, ...] = ()
-
-        def plan(context: OpContext) -> Outcome:
-            nonlocal forks
-            self._expect(context, expected)
-            forks = lineage.forks_below(context.reader, context.number)
-            return apply(context, "delete", {"session": True})
 
         return self.run("delete", plan)._replace(forks=forks)
 
@@ -333,16 +331,6 @@ def redo_target(context: OpContext, name: str) -> UndoTarget:
     if "hold" in details:
         outcome.details["hold"] = [*clock.uptime()]
     return UndoTarget(ref, kind, details, outcome)
-
-
-def _count_failure(failures: int) -> int:
-    """Count one more failure because a checkpoint was deleted between plan and commit.
-
-    Raises CheckpointNotFound after 20 of them.
-    """
-    if failures >= _TRIES:
-        raise CheckpointNotFound("a checkpoint that this builds on was just deleted")
-    return failures + 1
 
 
 def _deletes(context: OpContext, outcome: Outcome) -> bool:

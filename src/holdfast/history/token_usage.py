@@ -11,7 +11,6 @@ from holdfast.format import records
 from holdfast.format.records import CHILD_OF
 from holdfast.history import journal as journals
 from holdfast.history import lineage
-from holdfast.history.lineage import all_rows
 from holdfast.model import Usage
 from holdfast.storage.rows import PAGE, Address
 
@@ -45,16 +44,12 @@ class Totals(NamedTuple):
 def totals(reader: Reader, number: int, name: str) -> Totals:
     path = inherited = Usage()
     _, head = lineage.read_head(reader, number)
-    at: Address | None = Address(number, head.seq) if head.seq else None
-    parent = head.parent
-    while at is not None:
-        page, following, parent = lineage.page(reader, at, parent)
-        for checkpoint in page:
-            if checkpoint.session == name:
-                path += checkpoint.usage
-            else:
-                inherited += checkpoint.usage
-        at = following
+    at = Address(number, head.seq) if head.seq else None
+    for checkpoint in lineage.line(reader, at, head.parent):
+        if checkpoint.session == name:
+            path += checkpoint.usage
+        else:
+            inherited += checkpoint.usage
     spent, runs = _spent(reader, number)
     return Totals(path, inherited, spent, _children(reader, name, {number}), runs)
 
@@ -114,11 +109,8 @@ def _spent(reader: Reader, number: int) -> tuple[Usage, dict[str, Usage]]:
     calls = _journaled(reader, number)
     outside: defaultdict[tuple[str, int], defaultdict[int, Usage]]
     outside = defaultdict(lambda: defaultdict(Usage))
-    for seq, id, body in all_rows(reader, number):
-        try:
-            extra = records.unseal_checkpoint(number, seq, id, body).record.extra
-        except UNREADABLE:
-            continue  # verify() reports it
+    for row in lineage.sound_rows(reader, number):
+        extra = row.record.extra
         run, spent = extra.get("run", (None,))[0], Spent.read(extra)
         if spent is None:
             runs[run] += Usage(*extra.get("usage", ()))

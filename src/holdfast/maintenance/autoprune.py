@@ -17,8 +17,7 @@ from holdfast.history.oplog import Operator
 from holdfast.history.writer import Writer
 from holdfast.log import logger
 from holdfast.maintenance.gc import collect
-from holdfast.maintenance.prune import prune, prune_store
-from holdfast.maintenance.retention import Retention
+from holdfast.maintenance.retention import Retention, prune, prune_store
 from holdfast.storage.repository import Observer
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from holdfast.format.nodes import Extent, Tail
+    from holdfast.format.rows import ItemRow
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
     from holdfast.storage.rows import ItemsBegin
@@ -50,16 +51,8 @@ def _is_there(reader: Reader, session: int) -> bool:
     """
     with suppress(*UNREADABLE):
         if reader.session_by_number(session) is None:
-            return _has_sound_row(reader, session)
+            return any(lineage.sound_rows(reader, session))
     return True
-
-
-def _has_sound_row(reader: Reader, session: int) -> bool:
-    for row in all_rows(reader, session):
-        with suppress(*UNREADABLE):
-            records.unseal_checkpoint(session, *row)
-            return True
-    return False
 
 
 def _unknown(what: str, hint: str | None = None) -> Corrupt:
@@ -241,17 +234,20 @@ class Reachable:
 
     def _blanked(self, stream: int, first: int, empty: bytes) -> bytes | None:
         """Return a row with its dead items replaced; None if it has none, or is damaged."""
-        address = stream << STREAM_BITS | first
-        try:
-            row = unseal_items(address, self._body(stream, first), f"item {first}")
-        except UNREADABLE:
+        row = self._unsealed(stream, first)
+        if row is None:
             return None
         items = row.items()
         new = [empty if self._is_dead(stream, n) else i for n, i in enumerate(items, first)]
+        address = stream << STREAM_BITS | first
         return None if new == items else seal_items(address, new, row.refs, DENSE)
 
-    def _body(self, stream: int, first: int) -> bytes:
-        return dict(self._reader.items(stream, first, first + 1)).get(first, b"")
+    def _unsealed(self, stream: int, first: int) -> ItemRow | None:
+        """Return the row that begins with item `first`; None if it is damaged."""
+        body = dict(self._reader.items(stream, first, first + 1)).get(first, b"")
+        with suppress(*UNREADABLE):
+            return unseal_items(stream << STREAM_BITS | first, body, f"item {first}")
+        return None
 
     def _row(self, n: int) -> ItemsKey:
         row = self._rows[n]
@@ -267,14 +263,9 @@ class Reachable:
         if len(together) < 2:
             return
         first = self._positions[together[0]] - base
-        items: list[bytes] = []
-        refs = False
+        extent = tail.stream, first, tail.loose - first
         try:
-            for piece in item_streams.pieces(
-                self._source, [(tail.stream, first, tail.loose - first)]
-            ):
-                refs = refs or piece.refs
-                items += piece.items()
+            items, refs = item_streams.read(self._source, [extent])
         except UNREADABLE:
             return  # damaged rows stay as they are
         items = [empty if self._is_dead(tail.stream, n) else i for n, i in enumerate(items, first)]
@@ -290,11 +281,8 @@ class Reachable:
         A row stays if it is damaged, has no dead item, or (without `erase`) if dead items take less
         than a quarter of its bytes.
         """
-        try:
-            row = unseal_items(
-                stream << STREAM_BITS | first, self._body(stream, first), f"item {first}"
-            )
-        except UNREADABLE:
+        row = self._unsealed(stream, first)
+        if row is None:
             return None
         stop = first + len(row.ends)
         starts = [0, *row.ends]

@@ -157,10 +157,9 @@ def _used(reader: Reader) -> dict[str, int]:
         for n, body in reader.operations(number, 0, records.MAX_SEQ):
             with suppress(*UNREADABLE):
                 sessions.add(records.unseal_operation(number, n, body)[3].get("order", 0))
-        for stored in all_rows(reader, number):
+        for checkpoint in lineage.sound_rows(reader, number):
+            streams.add(checkpoint.line)
             with suppress(*UNREADABLE):
-                checkpoint = records.unseal_checkpoint(number, *stored)
-                streams.add(checkpoint.line)
                 streams.update(_streams(checkpoint.node()))
     for items in reader.item_rows(-1, 1 << 62):
         stream, first = items.position >> STREAM_BITS, items.position & (MAX_ITEMS - 1)
@@ -380,8 +379,12 @@ def _head(reader: Reader, number: int, row: bytes) -> Head | None:
     except UNREADABLE:
         return None
     newer = reader.operations(number, head.operations + 1, records.MAX_SEQ)
-    last = max([0, *[row.seq for row in all_rows(reader, number)]])
-    return None if newer or last > head.last else head
+    return None if newer or _newest(reader, number) > head.last else head
+
+
+def _newest(reader: Reader, number: int) -> int:
+    """Return the seq of the newest checkpoint that exists, whatever the head says."""
+    return max([0, *[row.seq for row in all_rows(reader, number)]])
 
 
 def _guessed(backend: Backend, number: int) -> Head:
@@ -391,7 +394,7 @@ def _guessed(backend: Backend, number: int) -> Head:
     skipped, as if it had been used. The next save then starts new streams.
     """
     with open_reader(backend) as reader:
-        last = max([0, *[row.seq for row in all_rows(reader, number)]])
+        last = _newest(reader, number)
         operations = [row.number for row in reader.operations(number, 0, records.MAX_SEQ)]
         gone = [high - 1 for _, high in lineage.freed(reader, number).all()]
     return Head(max([last, *gone]) + 1, 0, max([0, *operations]), None)
@@ -445,16 +448,13 @@ def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:
     terms: list[IndexTerm] = []
     keys: list[KeyRow] = []
     seen: set[IndexTerm] = set()
-    for row in all_rows(reader, number):
-        try:
-            record = records.unseal_checkpoint(number, *row).record
-        except UNREADABLE:
-            continue
+    for row in lineage.sound_rows(reader, number):
+        record = row.record
         if "key" in record.extra:
             key = records.encode_name(record.extra["key"])
-            if reader.find_key(number, key) != row.seq:
-                keys.append(KeyRow(key, row.seq))
-        wanted = records.index_terms(row.id, record.extra)
+            if reader.find_key(number, key) != record.seq:
+                keys.append(KeyRow(key, record.seq))
+        wanted = records.index_terms(record.id, record.extra)
         wanted += records.session_terms(number, record.extra)
         terms += [f for f in wanted if f not in seen and not _listed(reader, *f)]
         seen.update(wanted)

@@ -1,4 +1,4 @@
-"""Retention rules: decide which checkpoints of a session to keep, and give the reason for each.
+"""Retention rules: decide which checkpoints of a session to keep, and delete the others.
 
 `keep_last` and `keep_every` select checkpoints; `max_age` and `max_bytes` limit the selection. Some
 checkpoints are protected from these rules: the head, checkpoints with forks, the base of an open
@@ -12,17 +12,25 @@ import datetime as dt
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.errors import InvalidRequest
+from holdfast import clock
+from holdfast.errors import UNREADABLE, InvalidRequest, SessionBusy, SessionNotFound
 from holdfast.format import records
 from holdfast.history import leases, lineage
 from holdfast.history.checkpoint import Checkpoint
+from holdfast.history.operation_effects import apply
+from holdfast.history.oplog import Operator
+from holdfast.history.writer import Writer
+from holdfast.log import logger
 
 if TYPE_CHECKING:
     from holdfast.format.records import Head
+    from holdfast.history.operation_effects import OpContext, Outcome
     from holdfast.storage.reader import Reader
+    from holdfast.storage.repository import Repository
 
 _UNITS = {
     "s|secs?|seconds?": 1,
@@ -182,10 +190,7 @@ def plan(
     bases = leases.needed(reader, session, head)
     chosen = _chosen(found, rule)
     verdicts = [
-        Verdict(c, keep=True, reason="a run goes on from it", protected=True)
-        if c.seq in bases and c.seq != head.seq
-        else _verdict(c, head, forks, chosen, rule, now_us)
-        for c in found
+        _verdict(c, _protection(c, head, bases, forks, rule), chosen, rule, now_us) for c in found
     ]
     if rule.max_bytes is not None:
         verdicts = _within(verdicts, rule.max_bytes, "max_bytes")
@@ -220,24 +225,34 @@ def _every(found: Iterable[Checkpoint], every: int | str) -> dict[int, str]:
     return dict.fromkeys(newest.values(), f"the newest of its {every}")
 
 
+def _protection(
+    c: Checkpoint, head: Head, bases: set[int], forks: set[int], rule: Retention
+) -> str | None:
+    """Return why a checkpoint is protected from the limits; None if it is not."""
+    if c.seq == head.seq:
+        return "the head"
+    if c.seq in bases:
+        return "a run goes on from it"
+    if c.seq in forks:
+        return "a session was forked from it"
+    if c.damaged:
+        return "damaged: repair() or delete() it"
+    if rule.keep_tagged and c.tags:
+        return f"tagged {', '.join(c.tags)}"
+    if rule.keep_labelled and c.label is not None:
+        return f"labelled {c.label!r}"
+    return None
+
+
 def _verdict(
     c: Checkpoint,
-    head: Head,
-    forks: set[int],
+    protection: str | None,
     chosen: dict[int, str] | None,
     rule: Retention,
     now_us: int,
 ) -> Verdict:
-    if c.seq == head.seq:
-        return Verdict(c, keep=True, reason="the head", protected=True)
-    if c.seq in forks:
-        return Verdict(c, keep=True, reason="a session was forked from it", protected=True)
-    if c.damaged:
-        return Verdict(c, keep=True, reason="damaged: repair() or delete() it", protected=True)
-    if rule.keep_tagged and c.tags:
-        return Verdict(c, keep=True, reason=f"tagged {', '.join(c.tags)}", protected=True)
-    if rule.keep_labelled and c.label is not None:
-        return Verdict(c, keep=True, reason=f"labelled {c.label!r}", protected=True)
+    if protection is not None:
+        return Verdict(c, keep=True, reason=protection, protected=True)
     if chosen is not None and c.seq not in chosen:
         return Verdict(c, keep=False, reason=f"not kept by {rule}")
     if rule.max_age is not None:
@@ -287,13 +302,13 @@ def _in_order(verdicts: Iterable[Verdict]) -> Iterator[tuple[int, Verdict]]:
         yield when, v
 
 
-def runs(plan: Plan) -> dict[str, Any]:
+def _runs(decided: Plan) -> dict[str, Any]:
     """Return the details of a prune operation: ranges of seqs to delete, each half-open.
 
     `held` has the ranges deleted by age alone, `runs` all others.
     """
     out: dict[str, list[list[int]]] = {"runs": [], "held": []}
-    for v in plan.removed:
+    for v in decided.removed:
         into = out["held" if v.by_age else "runs"]
         seq = v.checkpoint.seq
         if into and into[-1][1] == seq:
@@ -301,3 +316,93 @@ def runs(plan: Plan) -> dict[str, Any]:
         else:
             into.append([seq, seq + 1])
     return out
+
+
+# -- pruning -------------------------------------------------------------------------------------
+
+
+def prune(
+    operator: Operator, rule: Retention, *, dry_run: bool = False, logged: bool = True
+) -> Plan:
+    """Delete the checkpoints of a session that a rule does not keep.
+
+    Return the plan: each checkpoint, whether it is kept, and the reason. With `dry_run` nothing is
+    deleted. If not `logged`, undo() skips the operation; deleting a whole session is always logged.
+    """
+    check(rule)
+    plans: list[Plan] = []
+
+    def decide(context: OpContext) -> Outcome | None:
+        found = plan(context.reader, context.number, operator.name, context.head, rule)
+        plans.append(found)
+        return None if dry_run or not found.removed else _removal(context, found)
+
+    operator.attempt("prune", decide, logged=logged)
+    return plans[-1]
+
+
+def prune_store(
+    repository: Repository, sessions: Iterable[str], rule: Retention, *, dry_run: bool = False
+) -> list[Plan]:
+    """Prune several sessions, including the rule `store_bytes`, which concerns them together.
+
+    Sessions that are damaged, busy or deleted in the meantime are skipped with a warning.
+    """
+    check(rule)
+    operators: list[Operator] = []
+    plans: list[Plan] = []
+    for name in sessions:
+        with _leaving_alone(name):
+            operator = Operator(Writer(repository, name))
+            plans.append(prune(operator, rule, dry_run=True))
+            operators.append(operator)
+    if rule.store_bytes is not None:
+        plans = within_store(plans, rule.store_bytes)
+    if dry_run:
+        return plans
+    done: list[Plan] = []
+    for operator, each in zip(operators, plans, strict=True):
+        with _leaving_alone(each.session):
+            if each.removed:
+                carry_out(operator, each, rule)
+            done.append(each)
+    return done
+
+
+def carry_out(operator: Operator, decided: Plan, rule: Retention) -> None:
+    """Delete the checkpoints that a plan removes, by an operation that undo() can take back.
+
+    Checkpoints that have become protected since are kept. A whole session is deleted only if the
+    rule still says so.
+    """
+    chosen = {v.checkpoint.seq for v in decided.removed}
+
+    def decide(context: OpContext) -> Outcome | None:
+        now = plan(context.reader, context.number, operator.name, context.head, rule)
+        if decided.whole is not None:
+            return None if now.whole is None else _removal(context, now)
+        verdicts = [
+            v if v.protected else v._replace(keep=v.checkpoint.seq not in chosen)
+            for v in now.verdicts
+        ]
+        now = now._replace(verdicts=tuple(verdicts), whole=None)
+        return _removal(context, now) if now.removed else None
+
+    operator.attempt("prune", decide)
+
+
+def _removal(context: OpContext, decided: Plan) -> Outcome:
+    if decided.whole is None:
+        return apply(context, "prune", _runs(decided))
+    outcome = apply(context, "delete", {"session": True, "hold": [*clock.uptime()]})
+    outcome.kind = "delete"
+    return outcome
+
+
+@contextmanager
+def _leaving_alone(session: str) -> Iterator[None]:
+    """Log a warning and skip a session that is damaged, busy or deleted."""
+    try:
+        yield
+    except (*UNREADABLE, SessionBusy, SessionNotFound) as e:
+        logger.warning("session %r is not pruned: %s", session, e.message)

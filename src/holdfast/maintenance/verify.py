@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import ids
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
-from holdfast.format import item_streams, records, ropes
+from holdfast.format import records, ropes
 from holdfast.format.msgpack import FOLLOWING
 from holdfast.format.nodes import (
     DICT,
     LIST,
     Blob,
-    Leaf,
     Node,
     Rope,
     Struct,
     chain,
     dict_hash,
-    parse,
 )
 from holdfast.history import lineage
 from holdfast.history.lineage import all_rows, strays
@@ -123,12 +121,10 @@ class DataCheck:
         last = known[-1] if known else last
         todo = (stream, first + before, count - before)
         try:
-            for piece in item_streams.pieces(self._source, [todo]):
-                for stored in piece.items():
-                    node = parse(stored) if piece.refs else Leaf(stored)
-                    self._check(node)
-                    last = chain(last, [node.hash])
-                    known.append(last)
+            for node in ropes.item_nodes([todo], self._source):
+                self._check(node)
+                last = chain(last, [node.hash])
+                known.append(last)
         finally:
             self._held += len(known) - before
 

@@ -16,9 +16,9 @@ from holdfast.errors import (
     NotSerializable,
     SessionBusy,
 )
-from holdfast.format import load as loading
 from holdfast.format import records, values
 from holdfast.history import checkpoint_fields, leases, lineage
+from holdfast.history import load as loading
 from holdfast.history.journal import Journal
 from holdfast.history.leases import LeaseRecord, Owner
 from holdfast.history.token_usage import Spent, added, most
@@ -101,7 +101,8 @@ class Opened:
         """Return the state of a checkpoint."""
         repository = self.target.repository
         with repository.reader() as reader:
-            return _load_state(repository, reader, Address(self.session, seq))
+            place = Address(self.session, seq)
+            return loading.load(reader, place, repository.data(reader))
 
     def ended(self, *, complete: bool) -> bytes:
         """Return the row of the lease after the run: completed, or to be resumed."""
@@ -244,10 +245,11 @@ def _try_open(
                 hint="check which calls it has made; run(resume=False) begins a new run",
             )
         began = Address(number, lease.began if turn else base)
+        source = repository.data(reader)
         try:
-            first_state = _load_state(repository, reader, began)
+            first_state = loading.load(reader, began, source)
         except (*UNREADABLE, LookupError):  # the checkpoint was pruned
-            first_state = _load_state(repository, reader, Address(number, base))
+            first_state = loading.load(reader, Address(number, base), source)
         else:
             if state is not None:
                 _check_first_state(writer.name, state, first_state)
@@ -341,8 +343,3 @@ def _rows(reader: Reader, number: int, low: int, last: int) -> Iterator[Checkpoi
         while page := reader.checkpoints(number, low, last, PAGE):
             yield from page
             low = page[-1].seq + 1
-
-
-def _load_state(repository: Repository, reader: Reader, place: Address) -> Any:
-    row = lineage.read_row(reader, place)
-    return loading.load(row.root, row.record.size, repository.data(reader))

@@ -21,7 +21,6 @@ from holdfast.runs.run_core import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import Self, Unpack
 
     from holdfast.history.checkpoint import Checkpoint
@@ -150,12 +149,7 @@ class Run(RunHandle):
             self._signals = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         try:
             return self._core.close(error)
         finally:

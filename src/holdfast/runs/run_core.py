@@ -838,10 +838,8 @@ class RunCore:
         call.usage = self._stop(call)
         try:
             kept = self._active.journal.end(call, result)
-        except BaseException:
+        finally:
             self._end(call)
-            raise
-        self._end(call)
         return kept if as_ is None or kept is None else to_model(kept, as_)
 
     def fail(self, call: Call, error: BaseException) -> None:

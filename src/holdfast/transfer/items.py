@@ -144,7 +144,7 @@ class StreamMap:
 
     def items(self, stream: int, low: int, high: int) -> tuple[list[bytes], bool]:
         """Return the items [low, high) of a source stream, and whether any may hold references."""
-        return _items(self._data, [(stream, low, high - low)])
+        return item_streams.read(self._data, [(stream, low, high - low)])
 
     def check_tail(self, kind: int, tail: Tail) -> None:
         """Raise Corrupt if an item that the next append packs is missing or not valid.
@@ -170,15 +170,6 @@ class StreamMap:
         """Return the row of a blob in the source. Raises Corrupt if it is damaged or missing."""
         self._data.blob(digest, size)  # raises Corrupt if the blob is damaged
         return self._reader.blob(digest) or b""
-
-
-def _items(source: StoredData, extents: Sequence[Extent]) -> tuple[list[bytes], bool]:
-    refs = False
-    out: list[bytes] = []
-    for piece in item_streams.pieces(source, extents):
-        refs = refs or piece.refs
-        out += piece.items()
-    return out, refs
 
 
 def _covered(spans: IntervalSet, low: int, high: int) -> int:
@@ -430,7 +421,7 @@ class StreamMatcher:
         """Match the references inside of items."""
         mine, refs = self._map.items(ours[0], ours[1], ours[1] + ours[2])
         if refs:
-            for a, b in _paired(mine, _items(self._theirs, [theirs])[0]):
+            for a, b in _paired(mine, item_streams.read(self._theirs, [theirs])[0]):
                 self._pair(item_value(kind, a), item_value(kind, b))
 
 

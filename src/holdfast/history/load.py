@@ -1,20 +1,35 @@
-"""Read parts of a state without loading the rest."""
+"""Load states of a session: whole, in part, or many of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast import ids
 from holdfast.errors import NotFound
-from holdfast.format import item_streams, ropes, state_paths, values
+from holdfast.format import item_streams, records, ropes, state_paths, values
+from holdfast.format import load as loading
 from holdfast.format.load import load_node
 from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
-from holdfast.history.blame import at
+from holdfast.history import lineage
+from holdfast.history.revisions import Resolver
+from holdfast.storage.reader import open_reader
+from holdfast.storage.repository import StoredData
+from holdfast.storage.rows import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from holdfast.format.item_streams import Source
-    from holdfast.format.nodes import Extent
+    from holdfast.history.checkpoint import Checkpoint
+    from holdfast.storage.contract import Backend
+    from holdfast.storage.reader import Reader
+
+
+def load(reader: Reader, place: Address, source: Source) -> Any:
+    """Return the state of a checkpoint. Raises Corrupt if it is damaged."""
+    row = lineage.read_row(reader, place)
+    return loading.load(row.root, row.record.size, source)
+
+
+# -- parts ---------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
@@ -97,14 +112,7 @@ def _between(found: Rope | list[Node], start: int, stop: int, source: Source) ->
         return found[start:stop]
     if start >= stop:
         return []
-    return list(rope_items(item_streams.cut(found.extents, start, stop), source))
-
-
-def rope_items(extents: Sequence[Extent], source: Source) -> Iterator[Node]:
-    """Yield the items in some extents."""
-    for piece in item_streams.pieces(source, extents):
-        for item in piece.items():
-            yield parse(item) if piece.refs else Leaf(item)
+    return list(ropes.item_nodes(item_streams.cut(found.extents, start, stop), source))
 
 
 def _part(node: Node, source: Source, start: int, limit: int) -> Part:
@@ -126,3 +134,78 @@ def _part(node: Node, source: Source, start: int, limit: int) -> Part:
         return Part("dict", node.size, len(loaded), None, start, entries)
     sized = isinstance(loaded, str | bytes | tuple | set | frozenset)
     return Part(type(loaded).__name__, node.size, len(loaded) if sized else None, loaded, start, [])
+
+
+def at(node: Node | None, steps: tuple[Any, ...], source: Source) -> Node | None:
+    """Return the node at a path, or None. Reads only the data on the way to it."""
+    for n, step in enumerate(steps):
+        if node is None:
+            return None
+        if isinstance(node, Rope) and node.kind == LIST and isinstance(step, int):
+            if not -node.count <= step < node.count:
+                return None
+            index = step % node.count
+            cut = item_streams.cut(node.extents, index, index + 1)
+            node = next(ropes.item_nodes(cut, source))
+        elif isinstance(node, Struct) or (isinstance(node, Rope) and node.kind == DICT):
+            struct = ropes.entries(node, source) if isinstance(node, Rope) else node
+            if struct.kind == DICT:
+                node = struct.child(values.encode(step)) or struct.child(values.encode(str(step)))
+            else:
+                inside = isinstance(step, int) and -len(struct.children) <= step < len(
+                    struct.children
+                )
+                node = struct.children[step] if inside else None
+        else:
+            flat = ropes.flatten(node, source)
+            return _inside(values.decode_stored(flat), steps[n:])
+    return node
+
+
+def _inside(value: Any, steps: tuple[Any, ...]) -> Node | None:
+    for step in steps:
+        try:
+            if isinstance(value, dict) and step not in value:
+                value = value[str(step)]
+            else:
+                value = value[step]
+        except (LookupError, TypeError):
+            return None
+    return parse(values.encode(value))
+
+
+# -- many states ---------------------------------------------------------------------------------
+
+
+class Series:
+    """Loads states one after the other. A list item that several states share is read once.
+
+    Each state equals the result of `Session.load`: it is read in a separate view, and every byte is
+    checked. But states share the objects of equal list items, at any depth. So they must not be
+    changed; code that passes states on has to copy them. Not safe for threads.
+
+    `limit` bounds the stored size, in bytes, of the items that are kept for the next loads.
+    """
+
+    def __init__(self, backend: Backend, session: str, limit: int = 64 << 20) -> None:
+        self._backend, self._name = backend, session
+        self._known = loading.Known(limit)
+
+    def load(self, checkpoint: Checkpoint) -> Any:
+        with open_reader(self._backend) as reader:
+            row = self._row(reader, checkpoint)
+            source = StoredData(self._backend, reader)
+            return loading.load(row.root, row.record.size, source, self._known)
+
+    def _row(self, reader: Reader, checkpoint: Checkpoint) -> records.Row:
+        number = lineage.find_session(reader, self._name)
+        place = Address(number, checkpoint.seq)
+        found = reader.checkpoint(*place)
+        if (
+            found is None
+            or found.id != ids.from_text(checkpoint.id)
+            or lineage.is_checkpoint_deleted(reader, place)
+        ):  # in the session that this one was forked from, or deleted: then find() raises
+            place = Resolver(reader, number, self._name).find(checkpoint.id)
+            return lineage.read_row(reader, place)
+        return records.unseal_checkpoint(place.session, *found)
