@@ -194,5 +194,17 @@ class InvalidRequest(HoldfastError, ValueError):
     exit_code = 2
 
 
+def require_text(what: str, value: Any) -> None:
+    """Raise InvalidRequest if an argument is not a non-empty string."""
+    if type(value) is not str or not value:
+        raise InvalidRequest(f"{what} must be a non-empty string, not {value!r}")
+
+
+def require_count(what: str, value: Any, least: int = 1) -> None:
+    """Raise InvalidRequest if an argument is not a whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        raise InvalidRequest(f"{what} must be a number from {least} on, not {value!r}")
+
+
 UNREADABLE = (Corrupt, UnsupportedFormat)
 """The errors of a row that cannot be read: damaged, or in a format newer than this release."""

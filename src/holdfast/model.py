@@ -20,7 +20,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def time_of(us: int) -> dt.datetime:
-    """Return the time at so many microseconds since 1970."""
+    """Return the time that is `us` microseconds after the start of 1970, in UTC."""
     return _EPOCH + dt.timedelta(microseconds=us)
 
 

@@ -8,12 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast import ids
-from holdfast.errors import (
-    CheckpointNotFound,
-    InvalidRequest,
-    NotSerializable,
-    SessionExists,
-)
+from holdfast.errors import CheckpointNotFound, InvalidRequest, NotSerializable, SessionExists
 from holdfast.format import state_paths, values
 from holdfast.format.delta import lay_out
 from holdfast.format.typed_states import to_model
@@ -497,7 +492,10 @@ class Session:
         state has no such path, and Corrupt if stored bytes are damaged.
         """
         if path is not None:
-            return self._load_part(revision, path, as_, repair=repair)
+            if as_ is not None or repair:
+                raise InvalidRequest("path cannot be combined with as_ or repair")
+            with self._opened(revision) as (root, source):
+                return loading.value(root, path, source)
         measured = self._repository.measure("load", self.name)
         with measured, self._lock, self._repository.reader() as reader:
             place = self._place(reader, revision)
@@ -512,19 +510,6 @@ class Session:
             if calls:
                 logger.warning("session %r: %d calls without a result", self.name, len(calls))
         return state if as_ is None else to_model(state, as_)
-
-    def _load_part(
-        self,
-        revision: Revision | None,
-        path: state_paths.Path,
-        as_: type[Any] | None,
-        *,
-        repair: bool,
-    ) -> Any:
-        if as_ is not None or repair:
-            raise InvalidRequest("path cannot be combined with as_ or repair")
-        with self._opened(revision) as (root, source):
-            return loading.value(root, path, source)
 
     def part(
         self,
@@ -748,14 +733,14 @@ class Session:
         return verify_one(self._repository.backend, place, read_data=read_data)
 
     def _own_head(self, reader: Reader) -> tuple[int, bytes, Head]:
-        number = lineage.find_session(reader, self.name)
+        number = self._number(reader)
         return number, *lineage.read_head(reader, number)
 
     def _place(self, reader: Reader, revision: Revision | None) -> Address:
         if isinstance(revision, Checkpoint):
             revision = revision.id
         if revision is not None:
-            number = lineage.find_session(reader, self.name)
+            number = self._number(reader)
             return Resolver(reader, number, self.name).find(revision)
         number, _, head = self._own_head(reader)
         if not head.seq:
@@ -764,12 +749,12 @@ class Session:
 
     def _own_place(self, reader: Reader, revision: Revision | None) -> Address:
         """Return the address of a checkpoint. Raises InvalidRequest if it is in another session."""
-        own = lineage.find_session(reader, self.name)
+        own = self._number(reader)
         return check_own(reader, own, self._place(reader, revision))
 
     def _at(self, seq: int) -> Checkpoint:
         with self._repository.reader() as reader:
-            number = lineage.find_session(reader, self.name)
+            number = self._number(reader)
             return self._checkpoint(reader, Address(number, seq))
 
     def _checkpoint(self, reader: Reader, place: Address) -> Checkpoint:

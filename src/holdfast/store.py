@@ -484,8 +484,3 @@ class Store:
 def repository_of(store: Store) -> Repository:
     """Return the repository of a store, for other modules of this package."""
     return store._repository  # noqa: SLF001
-
-
-def backend_of(store: Store) -> Backend:
-    """Return the backend of a store, for other modules of this package."""
-    return store._repository.backend  # noqa: SLF001

@@ -642,7 +642,7 @@ def test_each_item_is_scanned_once(home: Home, monkeypatch: pytest.MonkeyPatch) 
     scanned: list[bytes] = []
     in_bytes = search._Text._in_bytes
 
-    def count(self: Any, flat: bytes) -> bool:
+    def count(self: Any, flat: bytes) -> str | None:
         scanned.append(flat)
         return in_bytes(self, flat)
 

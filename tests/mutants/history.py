@@ -57,9 +57,10 @@ def steps_begin_again(real: Any) -> Any:
 def a_branch_takes_a_used_number(real: Any) -> Any:
     """A branch takes a number that no checkpoint has."""
 
-    def commit_state(self: Any, parent: Any, *more: Any) -> Any:
+    def commit_state(self: Any, draft: Any) -> Any:
+        parent = draft.parent
         self.head = self.head._replace(last=0 if parent is None else parent.place.seq)
-        return real(self, parent, *more)
+        return real(self, draft)
 
     return commit_state
 

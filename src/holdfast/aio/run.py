@@ -10,7 +10,6 @@ import asyncio
 import functools
 import inspect
 import signal
-import threading
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,6 +22,7 @@ from holdfast.runs.run_core import (
     RunCore,
     StepOptions,
     Write,
+    may_handle_sigterm,
     retries_of,
 )
 
@@ -100,10 +100,8 @@ class AsyncRun(RunHandle):
     @contextmanager
     def _terminable(self) -> Iterator[None]:
         """Halt on SIGTERM, as a Run does, by cancelling the task that entered the run."""
-        main = threading.current_thread() is threading.main_thread()
         task = asyncio.current_task()
-        default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if not (self._sigterm and main and default and task is not None):
+        if task is None or not (self._sigterm and may_handle_sigterm()):
             yield
             return
         loop = asyncio.get_running_loop()

@@ -26,14 +26,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from holdfast.aio.run import AsyncRun
 from holdfast.aio.workers import Lane, Workers
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, require_count
 from holdfast.history.watch import Watcher
-from holdfast.runs.abandoned import (
-    NOT_RESUMED,
-    check_concurrency,
-    log_failed,
-    log_not_resumed,
-)
+from holdfast.runs.abandoned import NOT_RESUMED, check_concurrency, log_failed, log_not_resumed
 from holdfast.runs.conversation import Conversation
 from holdfast.runs.resume import RunOptions
 from holdfast.runs.run_core import RunCore
@@ -81,8 +76,7 @@ def aopen(
     The options are those of open(). At most `workers` calls run at once; others wait for a free
     worker.
     """
-    if type(workers) is not int or workers < 1:
-        raise InvalidRequest(f"workers must be a number from 1 on, not {workers!r}")
+    require_count("workers", workers)
     make = functools.partial(
         open_store, url, create=create, read_only=read_only, durability=durability,
         cache_bytes=cache_bytes, timeout=timeout, retention=retention, schema=schema,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypedDict
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, require_text
 from holdfast.model import STATUSES, Status, ToolCall, Usage
 
 
@@ -41,9 +41,8 @@ _TEXTS = ("label", "trigger", "reason", "hint", "key")
 def check_text(name: str, value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
-    if type(value) is not str or not value:
-        raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
-    return value
+    require_text(name, value)
+    return str(value)
 
 
 def check_tags(tags: Any) -> tuple[str, ...]:

@@ -45,10 +45,7 @@ class Neighbours(NamedTuple):
 def neighbours(
     reader: Reader, checkpoint: Checkpoint | str | tuple[str, int], limit: int
 ) -> Neighbours:
-    """Return the neighbours of a checkpoint, with at most `limit` ancestors.
-
-    Raises SessionNotFound or CheckpointNotFound if there is none; it may be damaged or deleted.
-    """
+    """Return the neighbours of a checkpoint, which may be deleted; see Store.neighbours."""
     place = _address(reader, checkpoint)
     key = (lineage.session_name(reader, place.session), place.seq)
     marks = lineage.marks_of(reader, *place, place.seq).get(place.seq, lineage.Marks())

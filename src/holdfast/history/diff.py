@@ -219,10 +219,7 @@ class Comparison(NamedTuple):
 
 
 def compare(repository: Repository, a: Checkpoint, b: Checkpoint) -> Comparison:
-    """Return the changes from `a` to `b`, and the way to each from their common ancestor.
-
-    Reads only the data that differs. Raises SessionNotFound if a session is not in the store.
-    """
+    """Return the changes from `a` to `b`, and their common ancestor; see Store.compare."""
     with repository.reader() as reader:
         left, right = _place(reader, a), _place(reader, b)
         before, after = (lineage.read_row(reader, place).node() for place in (left, right))

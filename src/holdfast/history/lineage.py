@@ -600,6 +600,12 @@ def journal_rows(
         first = page[-1].number + 1
 
 
+def has_term(reader: Reader, term: records.IndexTerm) -> bool:
+    """Return whether an index term is in the index for searches."""
+    kind, value, id = term
+    return reader.find_terms(kind, value, id, id + b"\0", 1) == [id]
+
+
 def strays(reader: Reader, listed: set[int]) -> list[int]:
     """Return the sessions that the index of ids names and that are not in `listed`."""
     found: set[int] = set()

@@ -59,10 +59,7 @@ class Items(NamedTuple):
 
 
 def part(root: Node, path: state_paths.Path, source: Source, start: int, limit: int) -> Part:
-    """Return the part at a path of a state, with `limit` entries from `start` on.
-
-    An empty path is the whole state. Raises NotFound if the state has no such path.
-    """
+    """Return the part at a path of a state; see Session.part."""
     return _part(_node(root, path, source), source, start, limit)
 
 
@@ -74,10 +71,7 @@ def value(root: Node, path: state_paths.Path, source: Source) -> Any:
 def items(
     root: Node, path: state_paths.Path, source: Source, start: int | None, limit: int
 ) -> Items:
-    """Return at most `limit` items from `start` on of the list at a path; the last if None.
-
-    Raises NotFound if there is no list at the path.
-    """
+    """Return some items of the list at a path; see Session.items."""
     found = _list(_node(root, path, source), source)
     if found is None:
         raise NotFound(f"there is no list at {_text(path)!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import SessionNotFound
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIRST_NOTE = "$notes"
 """The key in a checkpoint's meta that holds the number of its first note in the journal."""
 _RECENT = 1_000
-_UNCLAIMED = 64
+UNCLAIMED = 64
 """gc keeps the notes among this many newest entries even if their checkpoint is not saved yet."""
 
 
@@ -43,10 +43,7 @@ class Notes:
         self._first: OrderedDict[str, int] = OrderedDict()
 
     def put(
-        self,
-        key: str,
-        facts: dict[str, Any],
-        ready: Callable[[int, str], None] | None = None,
+        self, key: str, facts: dict[str, Any], ready: Callable[[int, str], None] | None = None
     ) -> None:
         """Append a note. It is durable when this returns.
 
@@ -106,26 +103,9 @@ class Notes:
                 return self._journal
 
 
-class UnclaimedNotes:
-    """Finds recent notes whose checkpoint is not saved yet, so that gc keeps them.
+def unclaimed(newest: Iterable[Entry], keys: set[str | None]) -> list[int]:
+    """Return the numbers of the notes among the newest entries whose checkpoint is not saved yet.
 
     `keys` are those of the checkpoints that exist.
     """
-
-    def __init__(self, keys: set[str | None]) -> None:
-        self._keys = keys
-        self._newest: deque[Entry] = deque(maxlen=_UNCLAIMED)
-
-    def tee(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield the entries, and remember the newest."""
-        for entry in entries:
-            self._newest.append(entry)
-            yield entry
-
-    @property
-    def numbers(self) -> list[int]:
-        return [
-            entry.number
-            for entry in self._newest
-            if entry.facts["what"] == NOTE and entry.facts["key"] not in self._keys
-        ]
+    return [n for n, facts in newest if facts["what"] == NOTE and facts["key"] not in keys]

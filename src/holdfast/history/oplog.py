@@ -161,13 +161,13 @@ class Operator:
 
     # -- single operations ---------------------------------------------------------------------
 
-    def rewind(self, find: Callable[[Reader], Address], kind: str = "rewind") -> Operation:
+    def rewind(self, find: Callable[[Reader], Address]) -> Operation:
         def plan(context: OpContext) -> Outcome:
             place = find(context.reader)
             details = {"from": context.head.seq, "to": place.seq}
-            return apply(context, kind, details)
+            return apply(context, "rewind", details)
 
-        return self.run(kind, plan)
+        return self.run("rewind", plan)
 
     def label(self, find: Callable[[Reader], Address], label: str) -> Operation:
         def plan(context: OpContext) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import TYPE_CHECKING
 
 from holdfast import ids
@@ -145,11 +146,8 @@ class Resolver:
                 return place
         return None
 
-    def _by_label(self, value: str) -> Address | None:
-        return self._marked(LABEL, value)
-
-    def _by_tag(self, value: str) -> Address | None:
-        return self._marked(TAG, value)
+    _by_label = partialmethod(_marked, LABEL)
+    _by_tag = partialmethod(_marked, TAG)
 
     def _by_key(self, value: str) -> Address | None:
         seq = self._reader.find_key(self._session, records.encode_name(value))
@@ -204,10 +202,7 @@ def id_length(reader: Reader, checkpoints: Iterable[Checkpoint]) -> int:
 
 
 def find_in_store(reader: Reader, revision: str) -> Address:
-    """Return the checkpoint with this id, or beginning of an id, in any session.
-
-    Raises CheckpointNotFound, or AmbiguousRevision if several ids begin like this.
-    """
+    """Return the checkpoint with this id, or beginning of an id; see Store.get."""
     found = None
     if isinstance(revision, str):
         found = _only(reader, _beginning(reader, revision), revision, "")

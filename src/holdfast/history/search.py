@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from holdfast import ids
-from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, InvalidRequest
+from holdfast.errors import (
+    UNREADABLE,
+    CheckpointNotFound,
+    Corrupt,
+    InvalidRequest,
+    require_count,
+    require_text,
+)
 from holdfast.format import item_streams, msgpack, records, ropes, values
 from holdfast.format.msgpack import FOLLOWING
 from holdfast.format.nodes import DICT, RAW, Blob, Leaf, Node, Rope, Struct, parse
@@ -29,8 +36,9 @@ from holdfast.storage.repository import StoredData
 from holdfast.storage.rows import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from holdfast.format.nodes import Extent
     from holdfast.model import Status
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
@@ -83,8 +91,8 @@ class Query:
     def check(self) -> None:
         for name in ("agent", "trigger", "tag", "label", "text"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not str or not value):
-                raise InvalidRequest(f"{name} must be a non-empty string, not {value!r}")
+            if value is not None:
+                require_text(name, value)
         if self.status is not None and self.status not in STATUSES:
             raise InvalidRequest(f"unknown status {self.status!r}", hint=", ".join(STATUSES))
         if self.meta is not None:
@@ -162,16 +170,14 @@ def search(
     session: str | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Hit]:
-    """Return the checkpoints that match, at most `limit`, with excerpts.
+    """Return the checkpoints that match, of one session or of all; see Store.search.
 
-    To get the next page, give the last checkpoint of a page as `before`. `session` restricts the
-    search to one session. `stopped` is called again and again; the search ends early once it
-    returns True. Unreadable checkpoints are left out, with a warning in the log. Raises
-    InvalidRequest if a filter is invalid.
+    Unreadable checkpoints are left out, with a warning in the log. Raises InvalidRequest if a
+    filter is invalid.
     """
     query.check()
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidRequest(f"limit must be a number from 0 on, not {limit!r}")
+    if limit is not None:
+        require_count("limit", limit, least=0)
     id = before.id if isinstance(before, Checkpoint) else before
     return islice(_Search(backend, query, stopped, session).run(id), limit)
 
@@ -185,11 +191,7 @@ class Cursor(NamedTuple):
 
 class _Search:
     def __init__(
-        self,
-        backend: Backend,
-        query: Query,
-        stopped: Callable[[], bool] = lambda: False,
-        session: str | None = None,
+        self, backend: Backend, query: Query, stopped: Callable[[], bool], session: str | None
     ) -> None:
         self._backend, self._query, self._stopped = backend, query, stopped
         self._session = session
@@ -335,10 +337,9 @@ class _Search:
                 return None
             excerpt = None
             if self._text is not None:
-                source, node = StoredData(self._backend, reader), row.node()
-                if not self._text.within(node, source):
+                excerpt = self._text.excerpt(row.node(), StoredData(self._backend, reader))
+                if excerpt is None:
                     return None
-                excerpt = self._text.excerpt(node)
         except UNREADABLE as e:
             logger.warning("a search left out checkpoint %d of a session: %s", place.seq, e.message)
             return None
@@ -354,54 +355,30 @@ class _Text:
 
     def __init__(self, text: str, stopped: Callable[[], bool]) -> None:
         self._text, self._stopped = text, stopped
-        self._found = ""
-        """The excerpt around the last match."""
-        self._said: dict[bytes | tuple[int, int], str] = {}
-        """Excerpts, by the hash of a value or by stream and position of an item."""
         self._bytes = records.encode_name(text)
+        self._wholes: dict[bytes, str | None] = {}
+        """Excerpts of values that are stored whole, by hash; None for one without the text."""
+        self._items: dict[tuple[int, int], str] = {}
+        """Excerpts of the items that have the text, by stream and position."""
         self._done: dict[int, IntervalSet] = {}
+        """By stream: the items that were searched."""
         self._hits: dict[int, IntervalSet] = {}
-        self._blobs: dict[bytes, bool] = {}
 
-    def within(self, node: Node, source: StoredData) -> bool:
+    def excerpt(self, node: Node, source: StoredData) -> str | None:
+        """Return the text around the first match in a state; None if there is none."""
         if isinstance(node, Leaf):
             return self._in_bytes(node.flat)
-        if isinstance(node, Blob):
-            if node.hash not in self._blobs:
-                self._know(node.hash, self._in_bytes(source.blob(node.hash, node.size)))
-            return self._blobs[node.hash]
         if isinstance(node, Struct):
-            keys = any(self._in_bytes(key) for key in node.keys)
-            return keys or any(self.within(child, source) for child in node.children)
-        if node.kind == RAW:
-            if node.hash not in self._blobs:
-                self._know(node.hash, self._in_bytes(ropes.flatten(node, source)))
-            return self._blobs[node.hash]
-        with FOLLOWING:
-            return any(self._in_items(node, extent, source) for extent in node.extents)
-
-    def _know(self, hash: bytes, found: bool) -> None:  # noqa: FBT001
-        self._blobs[hash] = found
-        if found:
-            self._said[hash] = self._found
-
-    def excerpt(self, node: Node) -> str | None:
-        """Return the text around the first match in a state that within() has searched."""
-        if isinstance(node, Leaf):
-            return self._found if self._in_bytes(node.flat) else None
-        if isinstance(node, Struct):
-            if any(self._in_bytes(key) for key in node.keys):
-                return self._found
-            return next((e for child in node.children if (e := self.excerpt(child))), None)
+            keys = map(self._in_bytes, node.keys)
+            return _first(chain(keys, (self.excerpt(child, source) for child in node.children)))
         if isinstance(node, Blob) or node.kind == RAW:
-            return self._said.get(node.hash)
-        for stream, first, count in node.extents:
-            if stream in self._hits:
-                for low, _ in self._hits[stream].within(first, first + count):
-                    return self._said[stream, low]
-        return None
+            if node.hash not in self._wholes:
+                self._wholes[node.hash] = self._in_bytes(ropes.flatten(node, source))
+            return self._wholes[node.hash]
+        with FOLLOWING:
+            return _first(self._in_items(node, extent, source) for extent in node.extents)
 
-    def _in_items(self, rope: Rope, extent: tuple[int, int, int], source: StoredData) -> bool:
+    def _in_items(self, rope: Rope, extent: Extent, source: StoredData) -> str | None:
         stream, first, count = extent
         hits = self._hits.setdefault(stream, IntervalSet())
         done = self._done.setdefault(stream, IntervalSet())
@@ -411,36 +388,39 @@ class _Text:
                 for item in piece.items():
                     if self._stopped():
                         raise _Stopped
-                    if self._in_item(rope, item, piece.refs, source):
+                    found = self._in_item(rope, item, piece.refs, source)
+                    if found is not None:
                         hits.add(at, at + 1)
-                        self._said[stream, at] = self._found
+                        self._items[stream, at] = found
                     at += 1
                     done.add(at - 1, at)
-        return bool(hits.within(first, first + count))
+        return _first(self._items[stream, low] for low, _ in hits.within(first, first + count))
 
-    def _in_item(self, rope: Rope, item: bytes, refs: bool, source: StoredData) -> bool:  # noqa: FBT001
+    def _in_item(self, rope: Rope, item: bytes, refs: bool, source: StoredData) -> str | None:  # noqa: FBT001
         if rope.kind == DICT:
             cut = msgpack.string_length(item, 0)
-            if self._in_bytes(item[:cut]):
-                return True
+            if (found := self._in_bytes(item[:cut])) is not None:
+                return found
             item = item[cut:]
-        return self.within(parse(item), source) if refs else self._in_bytes(item)
+        return self.excerpt(parse(item), source) if refs else self._in_bytes(item)
 
-    def _in_bytes(self, flat: bytes) -> bool:
-        """Return whether an encoded value has the text in one of its strings."""
-        return self._bytes in flat and self._in_value(values.decode_stored(flat))
+    def _in_bytes(self, flat: bytes) -> str | None:
+        """Return the text around the first match in the strings of an encoded value."""
+        return self._in_value(values.decode_stored(flat)) if self._bytes in flat else None
 
-    def _in_value(self, value: Any) -> bool:
+    def _in_value(self, value: Any) -> str | None:
         if isinstance(value, str):
             at = value.find(self._text)
-            if at >= 0:
-                self._found = _around(value, at, len(self._text))
-            return at >= 0
+            return _around(value, at, len(self._text)) if at >= 0 else None
         if isinstance(value, dict):
-            return any(self._in_value(k) or self._in_value(v) for k, v in value.items())
+            return _first(map(self._in_value, chain.from_iterable(value.items())))
         if isinstance(value, list | tuple | set | frozenset):
-            return any(self._in_value(v) for v in value)
-        return False
+            return _first(map(self._in_value, value))
+        return None
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((each for each in found if each is not None), None)
 
 
 def _around(value: str, at: int, length: int) -> str:

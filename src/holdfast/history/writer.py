@@ -76,9 +76,15 @@ class Parent(NamedTuple):
         return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root, r.own_parent)
 
 
-class _Laid(NamedTuple):
-    """A state in stored form: its root, and the rows and blobs to write."""
+class _Draft(NamedTuple):
+    """The next checkpoint of a session, with its state in stored form."""
 
+    session: int
+    parent: Parent | None
+    line: int
+    operation: str
+    details: Details
+    release: bytes | None
     root: bytes
     state_hash: bytes
     size: int
@@ -310,35 +316,30 @@ class Writer:
             out = Writes(source, line, repository.new_stream)
             node = build(old, out)
             blobs, shares = _blobs(out, source) if out.blobs else ([], [])
-        laid = _Laid(node.stored, node.hash, node.size, out.rows, blobs, shares)
-        record = self._commit_state(parent, number, line, operation, laid, details, release)
+        draft = _Draft(
+            number, parent, line, operation, details, release,
+            node.stored, node.hash, node.size, out.rows, blobs, shares,
+        )  # fmt: skip
+        record = self._commit_state(draft)
         repository.images.put(record.hash, node, parent.hash if continues and parent else None)
         self.growth = Growth.begin(record.hash, old, node, line)
         return Checkpoint(self.name, record, details.label, details.tags)
 
-    def _commit_state(
-        self,
-        parent: Parent | None,
-        number: int,
-        line: int,
-        operation: str,
-        laid: _Laid,
-        details: Details,
-        release: bytes | None,
-    ) -> Record:
+    def _commit_state(self, draft: _Draft) -> Record:
         """Commit a state in stored form, and expect the new head. Return its record."""
-        extra, label, tags = details
-        record, body = self._seal_record(parent, number, line, operation, laid, extra)
+        number, parent, release = draft.session, draft.parent, draft.release
+        extra, label, tags = draft.details
+        record, body = self._seal_record(draft)
         seq, id, own_parent = record.seq, record.id, record.own_parent
         lease = self.lease if release is None else None
         head = Head(seq, seq, self.head.operations, own_parent, lease)
         head_row = head.seal(number)
         row = CheckpointRow(seq, id, body)
-        change = Change(number, self.head_row, head_row, None, row, laid.rows, laid.blobs)
+        change = Change(number, self.head_row, head_row, None, row, draft.rows, draft.blobs)
         change.parent = None if parent is None else CheckpointRef(parent.place.seq, parent.id)
-        notable = extra or label is not None or tags or laid.shares or release is not None
+        notable = extra or label is not None or tags or draft.shares or release is not None
         if notable or parent is not self.parent:
-            change.notes = self._notes(parent, number, seq, id, details, laid.shares)
+            change.notes = self._notes(draft, seq, id)
             if release is not None:
                 change.notes.lease = LeaseRow(b"", release)
         if self.number is None:
@@ -352,8 +353,8 @@ class Writer:
         # has the new parent and the old row: its commit is refused, and _catch_up then reads the
         # new row.
         self.parent = Parent(
-            Address(number, seq), id, record.hash, record.step, record.created_us, line,
-            laid.root, own_parent,
+            Address(number, seq), id, record.hash, record.step, record.created_us, draft.line,
+            draft.root, own_parent,
         )  # fmt: skip
         self.number, self.head, self.head_row = number, head, head_row
         self.lease = lease
@@ -361,17 +362,10 @@ class Writer:
             self.indexed.update(records.session_terms(number, record.extra))
         return record
 
-    def _seal_record(
-        self,
-        parent: Parent | None,
-        number: int,
-        line: int,
-        operation: str,
-        laid: _Laid,
-        extra: dict[str, Any],
-    ) -> tuple[Record, bytes]:
+    def _seal_record(self, draft: _Draft) -> tuple[Record, bytes]:
         """Return the record of the next checkpoint, and its row."""
-        root, state_hash, size, rows, blobs, _ = laid
+        parent, operation, root, size = draft.parent, draft.operation, draft.root, draft.size
+        state_hash, extra = draft.state_hash, draft.details.extra
         seq = self.head.last + 1
         created = time.time_ns() // 1000
         if parent is None:
@@ -384,8 +378,11 @@ class Writer:
             created = max(created, before)
         meta = records.metadata(step, created, operation, parent_seq, parent_id, extra)
         digest = records.record_hash(self.hash_prefix, seq, id, meta, state_hash, parent_hash)
-        added = len(root) + sum([len(r.body) for r in rows]) + sum([len(b.body) for b in blobs])
-        body = records.seal_checkpoint(number, seq, id, meta, digest, line, size, added, root, skip)
+        added = sum([len(row.body) for row in draft.rows], len(root))
+        added += sum([len(blob.body) for blob in draft.blobs])
+        body = records.seal_checkpoint(
+            draft.session, seq, id, meta, digest, draft.line, size, added, root, skip
+        )
         if extra:
             extra = records.read_extra(meta)  # a copy, as the caller may change the original
         record = Record(
@@ -394,18 +391,11 @@ class Writer:
         )  # fmt: skip
         return record, body
 
-    def _notes(
-        self,
-        parent: Parent | None,
-        number: int,
-        seq: int,
-        id: bytes,
-        details: Details,
-        shares: Sequence[bytes],
-    ) -> Notes:
+    def _notes(self, draft: _Draft, seq: int, id: bytes) -> Notes:
         """Return the rest of the commit: index terms, marks, and checkpoints that must exist."""
-        extra, label, tags = details
-        notes = Notes(terms=records.index_terms(id, extra, label, tags), shares=shares)
+        number, parent = draft.session, draft.parent
+        extra, label, tags = draft.details
+        notes = Notes(terms=records.index_terms(id, extra, label, tags), shares=draft.shares)
         if "key" in extra:
             notes.key = records.encode_name(extra["key"])
         new = [f for f in records.session_terms(number, extra) if f not in self.indexed]

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import Corrupt, InvalidRequest, Unavailable
+from holdfast.errors import Corrupt, InvalidRequest, Unavailable, require_count
 from holdfast.maintenance.verify import Report, verify
 from holdfast.storage import fs
 from holdfast.storage.url import open_backend
@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 
 def backup(backend: Backend, target: Path, keep: int | None) -> Report:
-    """Copy the store to `target`, verify the copy, and return the report.
-
-    With `keep`, older copies move to target.1, target.2 and so on, at most `keep` in total. No old
-    copy moves before the new one is verified.
-    """
-    if keep is not None and (type(keep) is not int or keep < 1):
-        raise InvalidRequest(f"keep must be a number from 1 on, not {keep!r}")
+    """Copy the store to `target`, verify the copy, and return the report; see Store.backup."""
+    if keep is not None:
+        require_count("keep", keep)
     if keep is None or backend.name not in ("sqlite", "files"):
         return _verified_copy(backend, target)
     copies = [target, *[target.with_name(f"{target.name}.{n}") for n in range(1, keep)]]

@@ -6,6 +6,7 @@ A checkpoint that loses its parent gets a graft: a pointer to its nearest remain
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ from holdfast.format.records import LABEL, TAG, Graft, IndexTerm
 from holdfast.history import journal, lineage
 from holdfast.history.leases import LeaseRecord
 from holdfast.history.lineage import all_rows
-from holdfast.history.notes import FIRST_NOTE, UnclaimedNotes
+from holdfast.history.notes import FIRST_NOTE, UNCLAIMED, unclaimed
 from holdfast.intervals import IntervalSet
 from holdfast.log import logger
 from holdfast.maintenance.reachability import Reachable
@@ -228,15 +229,16 @@ class FreePlanner:
             if opened is not None:
                 turn = self._resume_turn(opened)
                 turns[opened] = min(turn, turns.get(opened, turn))
-            unclaimed = UnclaimedNotes(keys)
-            entries = unclaimed.tee(journal.read(reader, self.session))
-            calls = journal.all_calls(entries).all.values()
+            calls, newest = journal.Calls(), deque[journal.Entry](maxlen=UNCLAIMED)
+            for entry in journal.read(reader, self.session):
+                calls.apply(*entry)
+                newest.append(entry)
         except UNREADABLE:
             return None
-        kept += unclaimed.numbers
+        kept += unclaimed(newest, keys)
         kept += [
             call.number
-            for call in calls
+            for call in calls.all.values()
             if call.status == "started"
             or (call.run in turns and call.turn >= turns[call.run])
             or (call.run == opened and not call.turn)
@@ -333,11 +335,7 @@ class FreePlanner:
         return (None if at is None else records.position(*at)), freed
 
     def _grafts_elsewhere(
-        self,
-        reader: Reader,
-        forks: list[Fork],
-        below: list[Row],
-        going: set[int],
+        self, reader: Reader, forks: list[Fork], below: list[Row], going: set[int]
     ) -> Iterator[tuple[int, int, Graft]]:
         """Yield the new and changed grafts of other sessions.
 

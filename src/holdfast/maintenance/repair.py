@@ -30,7 +30,7 @@ from holdfast.storage.changes import Change, Copied, Notes
 from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
 from holdfast.storage.repository import StoredData
-from holdfast.storage.rows import PAGE, Address, JournalRow, KeyRow, OperationRow, SessionRow
+from holdfast.storage.rows import Address, JournalRow, KeyRow, OperationRow, SessionRow
 from holdfast.storage.tables import COUNTERS
 from holdfast.storage.tally import faulty_counters, new_counter
 
@@ -98,7 +98,7 @@ def repair(backend: Backend) -> RepairResult:
     """
     backend.salvage()
     rebuilt = ("counters",) if _recount(backend) else ()
-    numbers = list(_numbers(backend))
+    numbers = _numbers(backend)
     done: dict[int, _Done] = {}
     for number in numbers:
         try:
@@ -218,22 +218,17 @@ def _with_retries(backend: Backend, number: int) -> _Done:
                 raise Corrupt("what is deleted cannot be told from what is not") from None
 
 
-def _numbers(backend: Backend) -> Iterator[int]:
-    """Yield the numbers of the sessions to repair, also of those that are not listed."""
-    after: bytes | None = None
+def _numbers(backend: Backend) -> list[int]:
+    """Return the numbers of the sessions to repair, also of those that are not listed."""
+    wanted: list[int] = []
     listed: set[int] = set()
-    while True:
-        with open_reader(backend) as reader:
-            page = []
-            with suppress(Corrupt):  # `strays` finds the sessions that are not listed
-                page = reader.sessions(after, PAGE)
-            if not page:
-                yield from strays(reader, listed)
-                return
-            wanted = [row.number for row in page if not _is_freeable(reader, row)]
-        listed.update([row.number for row in page])
-        yield from wanted
-        after = page[-1].name
+    with open_reader(backend) as reader:
+        with suppress(Corrupt):  # `strays` finds the sessions that are not listed
+            for row in lineage.all_sessions(reader):
+                listed.add(row.number)
+                if not _is_freeable(reader, row):
+                    wanted.append(row.number)
+        return wanted + strays(reader, listed)
 
 
 def _is_freeable(reader: Reader, session: SessionRow) -> bool:
@@ -456,18 +451,17 @@ def _entries(reader: Reader, number: int) -> tuple[Notes, list[str]]:
                 keys.append(KeyRow(key, record.seq))
         wanted = records.index_terms(record.id, record.extra)
         wanted += records.session_terms(number, record.extra)
-        terms += [f for f in wanted if f not in seen and not _listed(reader, *f)]
+        terms += [f for f in wanted if f not in seen and not _listed(reader, f)]
         seen.update(wanted)
     for seq, kind, value, _ in reader.marks(number, 0, records.MAX_SEQ):
         found = reader.checkpoint(number, seq) if type(seq) is int else None
-        if found is not None and not _listed(reader, kind, value, found.id):
+        if found is not None and not _listed(reader, IndexTerm(kind, value, found.id)):
             terms.append(IndexTerm(kind, value, found.id))
     notes.terms, notes.keys = terms, keys
     return notes, ["searches"] * bool(terms) + ["keys"] * bool(keys)
 
 
-def _listed(reader: Reader, kind: int, value: bytes, id: bytes) -> bool:
-    try:
-        return reader.find_terms(kind, value, id, id + b"\0", 1) == [id]
-    except Corrupt:
-        return False
+def _listed(reader: Reader, term: IndexTerm) -> bool:
+    with suppress(Corrupt):
+        return lineage.has_term(reader, term)
+    return False

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import clock
-from holdfast.errors import UNREADABLE, InvalidRequest, SessionBusy, SessionNotFound
+from holdfast.errors import UNREADABLE, InvalidRequest, SessionBusy, SessionNotFound, require_count
 from holdfast.format import records
 from holdfast.history import leases, lineage
 from holdfast.history.checkpoint import Checkpoint
@@ -111,14 +111,14 @@ class Retention:
             raise InvalidRequest("a Retention needs a rule", hint="Retention(keep_last=100)")
         for name in ("keep_last", "max_bytes", "store_bytes"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidRequest(f"{name} must be a number from 1 on, not {value!r}")
+            if value is not None:
+                require_count(name, value)
         every = self.keep_every
         if isinstance(every, str):
             if every not in _PERIODS:
                 raise InvalidRequest(f"unknown period {every!r}", hint=", ".join(_PERIODS))
-        elif every is not None and (type(every) is not int or every < 1):
-            raise InvalidRequest(f"keep_every must be a number from 1 on, not {every!r}")
+        elif every is not None:
+            require_count("keep_every", every)
         for name in ("max_age", "session_ttl"):
             value = getattr(self, name)
             if value is not None:
@@ -175,11 +175,9 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
 
-def plan(
-    reader: Reader, session: int, name: str, head: Head, rule: Retention, now_us: int | None = None
-) -> Plan:
+def plan(reader: Reader, session: int, name: str, head: Head, rule: Retention) -> Plan:
     """Decide which checkpoints of a session to keep, from their records. No state is loaded."""
-    now_us = time.time_ns() // 1000 if now_us is None else now_us
+    now_us = time.time_ns() // 1000
     found = list(_all(reader, session, name, head))
     if rule.session_ttl is not None and found:
         idle = now_us - max(c.created_us for c in found)
@@ -324,10 +322,9 @@ def _runs(decided: Plan) -> dict[str, Any]:
 def prune(
     operator: Operator, rule: Retention, *, dry_run: bool = False, logged: bool = True
 ) -> Plan:
-    """Delete the checkpoints of a session that a rule does not keep.
+    """Delete the checkpoints of a session that a rule does not keep; see Session.prune.
 
-    Return the plan: each checkpoint, whether it is kept, and the reason. With `dry_run` nothing is
-    deleted. If not `logged`, undo() skips the operation; deleting a whole session is always logged.
+    If not `logged`, undo() skips the operation; deleting a whole session is always logged.
     """
     check(rule)
     plans: list[Plan] = []
@@ -344,10 +341,7 @@ def prune(
 def prune_store(
     repository: Repository, sessions: Iterable[str], rule: Retention, *, dry_run: bool = False
 ) -> list[Plan]:
-    """Prune several sessions, including the rule `store_bytes`, which concerns them together.
-
-    Sessions that are damaged, busy or deleted in the meantime are skipped with a warning.
-    """
+    """Prune several sessions, including the rule `store_bytes`; see Store.prune."""
     check(rule)
     operators: list[Operator] = []
     plans: list[Plan] = []

@@ -14,16 +14,8 @@ from holdfast import ids
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, InvalidRequest
 from holdfast.format import records, ropes
 from holdfast.format.msgpack import FOLLOWING
-from holdfast.format.nodes import (
-    DICT,
-    LIST,
-    Blob,
-    Node,
-    Rope,
-    Struct,
-    chain,
-    dict_hash,
-)
+from holdfast.format.nodes import DICT, LIST, Blob, Node, Rope, Struct, chain, dict_hash
+from holdfast.format.records import IndexTerm
 from holdfast.history import lineage
 from holdfast.history.lineage import all_rows, strays
 from holdfast.intervals import IntervalSet
@@ -267,6 +259,10 @@ def _named(reader: Reader, names: Iterable[str]) -> Iterable[SessionRow]:
         yield SessionRow(number, records.encode_name(name), found.body if found else b"")
 
 
+def _unlisted(kind: int) -> str:
+    return f"its {_TERMS[kind]} is not in the index for searches"
+
+
 def _called(seq: int, id: bytes) -> str:
     """Return the id as text, or the seq if the id is damaged."""
     return ids.to_text(id) if type(id) is bytes and len(id) == ids.BYTES else str(seq)
@@ -276,12 +272,7 @@ class _Audit:
     """The check of one session."""
 
     def __init__(
-        self,
-        reader: Reader,
-        backend: Backend,
-        row: SessionRow,
-        *,
-        read_data: bool,
+        self, reader: Reader, backend: Backend, row: SessionRow, *, read_data: bool
     ) -> None:
         self._reader, self._row, self._number = reader, row, row.number
         self._plain = row.plain_name
@@ -454,13 +445,10 @@ class _Audit:
             terms = records.index_terms(record.id, record.extra)
             terms += records.session_terms(self._number, record.extra)
             for term in terms:
-                yield from self._unlisted(*term)
+                if not lineage.has_term(self._reader, term):
+                    yield _unlisted(term.kind)
         except UNREADABLE as e:
             yield e.message
-
-    def _unlisted(self, kind: int, value: bytes, id: bytes) -> Iterable[str]:
-        if self._reader.find_terms(kind, value, id, id + b"\0", 1) != [id]:
-            yield f"its {_TERMS[kind]} is not in the index for searches"
 
     def _parent_hash(self, row: records.Row) -> bytes:
         """Return the hash of the parent: 32 zero bytes if there is none, the graft's if freed.
@@ -497,8 +485,8 @@ class _Audit:
                 found = self._reader.checkpoint(self._number, seq)
                 id = found.id if found else None
                 records.unseal_mark(records.position(self._number, seq), kind, value, body)
-                for wrong in self._unlisted(kind, value, id) if id else ():
-                    self._note(wrong, id, loads=seq in self.loadable)
+                if id and not lineage.has_term(self._reader, IndexTerm(kind, value, id)):
+                    self._note(_unlisted(kind), id, loads=seq in self.loadable)
                 if last is not None and not 1 <= seq <= last:
                     self._note(
                         f"a mark belongs to checkpoint {seq}, which does not exist",

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, NotFound
+from holdfast.errors import UNREADABLE, Conflict, InvalidRequest, NotFound, require_count
 from holdfast.format import records
 from holdfast.history import journal as journals
 from holdfast.history import leases, lineage
@@ -106,10 +106,7 @@ def _why_abandoned(
 
 
 def resume_all(
-    runs: list[Abandoned],
-    start: Callable[[str], Run],
-    fn: Callable[[Run], Any],
-    concurrency: int,
+    runs: list[Abandoned], start: Callable[[str], Run], fn: Callable[[Run], Any], concurrency: int
 ) -> list[str]:
     """Resume runs by `fn(run)`. `start` makes a run from a session's name. See Store.resume_all."""
 
@@ -149,8 +146,7 @@ def check_resume(fn: Any, concurrency: Any, options: dict[str, Any]) -> None:
 
 def check_concurrency(concurrency: Any, options: dict[str, Any]) -> None:
     """Raise InvalidRequest for a bad `concurrency`, or for SIGTERM with several runs."""
-    if type(concurrency) is not int or concurrency < 1:
-        raise InvalidRequest(f"concurrency must be a number from 1 on, not {concurrency!r}")
+    require_count("concurrency", concurrency)
     if options.get("sigterm") and concurrency > 1:
         raise InvalidRequest("SIGTERM halts one run, not several at once", hint="concurrency=1")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidRequest
 from holdfast.format.values import MAX_DEPTH
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 
-class Host(Protocol):
-    """The methods of a Session that a conversation uses."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def head(self) -> Checkpoint | None: ...
-    def load(self, revision: str | None = None) -> Any: ...
-    def append(
-        self, path: tuple[str, ...], *items: Any, **fields: Unpack[Fields]
-    ) -> Checkpoint: ...
-    def patch(self, *, set: dict[Any, Any], **fields: Unpack[Fields]) -> Checkpoint: ...
-
-
 def estimate(message: Message) -> float:
     """Return the rough number of tokens of a message: one for every four characters."""
     return len(json.dumps(message, ensure_ascii=False, default=str, skipkeys=True)) / 4
@@ -50,7 +36,7 @@ class Conversation:
 
     def __init__(
         self,
-        session: Host,
+        session: Any,
         lock: Callable[[], AbstractContextManager[Any]],
         expected: Callable[[], str | None],
         *,
@@ -65,7 +51,7 @@ class Conversation:
             raise InvalidRequest(f"messages cannot be kept under {key!r}")
         if system is not None and type(system) is not str:
             raise InvalidRequest(f"a system prompt is a string, not {type(system).__name__}")
-        self.session: Any = session
+        self.session = session
         """The Session that holds the conversation."""
         self.key, self.budget = key, budget
         self._lock, self._expected = lock, expected

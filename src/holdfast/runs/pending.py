@@ -127,7 +127,7 @@ def made(reader: Reader, number: int, name: str) -> Iterator[MadeCall]:
 
 
 def answer(backend: Backend, number: int, session: str, to: str | Pending, value: Any) -> None:
-    """Write the answer to a question. Raises AlreadyDecided if it has one."""
+    """Write the answer to a question; see Session.answer."""
     journals.encoded(value, "answer")
     journal, asked = Journal(backend, number, None), None
     while True:
@@ -160,10 +160,7 @@ class Verdict:
 def resolve(
     backend: Backend, number: int, session: str, of: str | Pending, verdict: Verdict
 ) -> None:
-    """Write the decision about a call in doubt.
-
-    Raises AlreadyDecided if the call has ended, and SessionBusy while a live worker has its run.
-    """
+    """Write the decision about a call in doubt; see Session.resolve."""
     journals.encoded(verdict.more.get("result"), "result")
     journal, call = Journal(backend, number, None), None
     while True:

@@ -29,6 +29,8 @@ from holdfast.errors import (
     NotSerializable,
     StepChanged,
     StepFailed,
+    require_count,
+    require_text,
 )
 from holdfast.format import values as format_values
 from holdfast.format.typed_states import to_model
@@ -104,19 +106,13 @@ def bound_tool(fn: Callable[..., Any], arguments: Any) -> Callable[[], Any]:
 
 def check_options(name: str, key: str | None, options: StepOptions) -> None:
     """Raise InvalidRequest if an option of a step is not valid."""
-    check_name("a step's name", name)
+    require_text("a step's name", name)
     if key is not None:
-        check_name("a step's key", key)
+        require_text("a step's key", key)
     if options.on_doubt not in _ON_DOUBT:
         raise InvalidRequest(f"unknown on_doubt {options.on_doubt!r}", hint=", ".join(_ON_DOUBT))
     if options.on_change not in _ON_CHANGE:
         raise InvalidRequest(f"unknown on_change {options.on_change!r}", hint=", ".join(_ON_CHANGE))
-
-
-def check_name(of: str, name: str) -> None:
-    """Raise InvalidRequest if `name` is not a non-empty string."""
-    if type(name) is not str or not name:
-        raise InvalidRequest(f"{of} must be a non-empty string, not {name!r}")
 
 
 _MARK = "_holdfast_call"
@@ -227,8 +223,7 @@ class Retries:
     """Upper limit of every wait, in seconds."""
 
     def __post_init__(self) -> None:
-        if type(self.attempts) is not int or self.attempts < 1:
-            raise InvalidRequest(f"retries must be a number from 1 on, not {self.attempts!r}")
+        require_count("retries", self.attempts)
 
     def options(self) -> dict[str, Any]:
         """Return options for tenacity, which is imported only when needed because that is slow."""
@@ -264,14 +259,19 @@ class Halt(BaseException):
         self.reason, self.hint = reason, hint
 
 
+def may_handle_sigterm() -> bool:
+    """Return whether this is the main thread, and SIGTERM has no other handler."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @contextmanager
 def terminable(*, asked: bool) -> Iterator[None]:
     """Raise Halt on SIGTERM in this context, if `asked`.
 
     This works in the main thread only, and only if no other handler for SIGTERM is installed.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not (asked and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+    if not (asked and may_handle_sigterm()):
         yield
         return
 
@@ -380,7 +380,7 @@ class RunCore:
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidRequest(f"not a policy: {policy!r}", hint="AfterToolCall(), EveryN(5), …")
         if options.name is not None:
-            check_name("the name of a run", options.name)
+            require_text("the name of a run", options.name)
         self.session = target.session
         self._target, self._options = target, options
         self._policy = policy or EveryN(1)
@@ -893,7 +893,7 @@ class RunCore:
 
         A question without an answer keeps its key when this worker asks it again.
         """
-        check_name("the name of an answer", name)
+        require_text("the name of an answer", name)
         encoded = journals.encoded(prompt, "prompt")
         digest = sha256(encoded).hexdigest()
         with self._lock:

@@ -60,10 +60,7 @@ _WHOLE = ("log.jsonl", "journal.jsonl")
 
 
 def export(
-    source: Repository,
-    path: Path,
-    sessions: Iterable[str] | None,
-    progress: Progress | None,
+    source: Repository, path: Path, sessions: Iterable[str] | None, progress: Progress | None
 ) -> Transferred:
     """Write sessions to a new file or folder. If `sessions` is None, export all of them.
 
@@ -89,10 +86,7 @@ def export(
 
 
 def import_(
-    target: Repository,
-    path: Path,
-    sessions: Iterable[str] | None,
-    progress: Progress | None,
+    target: Repository, path: Path, sessions: Iterable[str] | None, progress: Progress | None
 ) -> Transferred:
     """Copy sessions from an export into a store. If `sessions` is None, copy all of them.
 

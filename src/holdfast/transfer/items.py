@@ -331,9 +331,6 @@ class DataBatch:
                         end = min(at + item_streams.PACK_ITEMS, stop)
                         yield from self._packed(kind, (stream, at, end), new, known)
 
-    def _is_value(self, stream: int, number: int) -> bool:
-        return number in self._values.get(stream, IntervalSet())
-
     def _packed(
         self, kind: int, part: tuple[int, int, int], new: int, known: dict[int, bytes]
     ) -> Iterator[RowWrite]:
@@ -346,10 +343,10 @@ class DataBatch:
         items, refs = self._map.items(stream, low, high)
         if refs:
             items = [_item(kind, item, self.remapped) for item in items]
-        erased = item_streams.ERASED[kind == DICT]
+        erased, needed = item_streams.ERASED[kind == DICT], self._values.get(stream, IntervalSet())
         for n, item in enumerate(items, low):
             other = known.get(n, item)
-            if other == item or (item == erased and not self._is_value(stream, n)):
+            if other == item or (item == erased and n not in needed):
                 continue
             if not (refs and _same(kind, item, other)):
                 raise Conflict("the other store has another item in the same place")

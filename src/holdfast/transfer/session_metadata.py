@@ -78,7 +78,7 @@ class SessionMetadata:
             if key is not None and reader.find_key(number, key) == seq:
                 keys.append(KeyRow(key, seq))
         self._marks(notes, found, terms)
-        notes.terms = [f for f in dict.fromkeys(terms) if not _has_term(there, f)]
+        notes.terms = [f for f in dict.fromkeys(terms) if not lineage.has_term(there, f)]
         notes.keys = [row for row in keys if there.find_key(here, row.key) != row.seq]
         self._tombstones(notes)
         notes.rename = self._revived()
@@ -331,8 +331,3 @@ def _says_anything(notes: Notes, copied: Copied) -> bool:
             copied.operations, copied.grafts, copied.journal,
         )
     )  # fmt: skip
-
-
-def _has_term(reader: Reader, term: IndexTerm) -> bool:
-    kind, value, id = term
-    return reader.find_terms(kind, value, id, id + b"\0", 1) == [id]
