@@ -228,7 +228,7 @@ def _numbers(backend: Backend) -> list[int]:
                 listed.add(row.number)
                 if not _is_freeable(reader, row):
                     wanted.append(row.number)
-        return wanted + strays(reader, listed)
+        return [*wanted, *strays(reader, listed)]
 
 
 def _is_freeable(reader: Reader, session: SessionRow) -> bool:
