@@ -11,8 +11,8 @@ from holdfast.errors import UNREADABLE
 from holdfast.format import records
 from holdfast.format.records import MAX_SEQ, position
 from holdfast.storage.contract import Batch, StaleHead
+from holdfast.storage.postgres import schema as schemas
 from holdfast.storage.postgres import writer
-from holdfast.storage.postgres.schema import lock_key
 from holdfast.storage.tally import Tally
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def alone(link: Link, schema: str) -> Iterator[None]:
+def alone(link: Link) -> Iterator[None]:
     """Open a transaction of gc. There is one at a time."""
     with link.transaction():
-        key = lock_key(schema, "gc")
-        link.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (key,))
+        schemas.lock(link, "gc")
         yield
 
 

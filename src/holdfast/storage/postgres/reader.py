@@ -13,7 +13,6 @@ from holdfast.storage.postgres.connection import is_cut
 from holdfast.storage.sql import Queries
 from holdfast.storage.tables import (
     ITEM_SIZES,
-    LEASES,
     MEASURED,
     SESSIONS_BY_NAME,
     SPANS,
@@ -33,8 +32,7 @@ _HASHED = {("keys", "key"): "hash", ("marks", "value"): "hash", ("facets", "valu
 COMPUTED = {
     "size": "length(body)",
     "begin": "substring(body FOR 9)",
-    # In whole microseconds, because these answers can only have integers.
-    "age": "(extract(epoch FROM clock_timestamp() - since) * 1000000)::bigint",
+    "age": "greatest(extract(epoch FROM clock_timestamp() - since), 0)::float8",
 }
 _QUERIES = Queries("%s", COMPUTED, found_by=_HASHED)
 _BY_NAME = """SELECT num, name, body, hash FROM sessions WHERE hash = %s
@@ -105,8 +103,6 @@ class PostgresView(View):
             rows = self._all(_SPAN_OF_ENTRIES, key[0], low, low | 0xFFFF_FFFF)
         else:
             rows = self._all(_QUERIES.get(index), *_hashed(index, key))
-        if index is LEASES:
-            rows = _with_age(rows)
         return rows[0] if rows else None
 
     def _session(self, name: bytes) -> Row | None:
@@ -142,8 +138,7 @@ class PostgresView(View):
         sql, bindings = _QUERIES.scan(
             index, low, high, prefix=prefix, limit=limit, reverse=reverse, floor=floor
         )
-        rows = self._all(sql, *bindings)
-        return _with_age(rows) if index is LEASES else rows
+        return self._all(sql, *bindings)
 
     def _in_pages(self, index: Index, low: Any, high: Any, limit: int) -> list[Row]:
         """Read in pages, so that no statement takes longer than a page does."""
@@ -180,7 +175,3 @@ def _hashed(index: Index, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the values of the first columns of an index, with hashes where it has hashes."""
     named = zip(index.by, values, strict=False)
     return tuple([hash_of(v) if (index.table, name) in _HASHED else v for name, v in named])
-
-
-def _with_age(rows: list[Row]) -> list[Row]:
-    return [(*row[:3], max(row[3], 0) / 1e6) for row in rows]

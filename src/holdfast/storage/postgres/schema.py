@@ -60,9 +60,11 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = ANY(%s)"""
 
 
-def lock_key(schema: str, purpose: str) -> str:
-    """Return the key for pg_advisory_xact_lock(hashtextextended(…, 0))."""
-    return f"holdfast {purpose} {schema}"
+def lock(link: Link, purpose: str, *, shared: bool = False) -> None:
+    """Wait for a lock of the schema, and hold it until the end of the transaction."""
+    how = "_shared" if shared else ""
+    key = f"holdfast {purpose} {link.target.schema}"
+    link.ask(f"SELECT pg_advisory_xact_lock{how}(hashtextextended(%s, 0))", (key,))
 
 
 def refuse_shared(link: Link, target: Target) -> None:
@@ -106,10 +108,7 @@ def prepare(link: Link, target: Target, *, create: bool) -> int:
             f"there is no store at {target.shown}", hint="open it once with create=True to make it"
         )
     with link.transaction():
-        link.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
-            (lock_key(target.schema, "creation"),),
-        )
+        lock(link, "creation")
         found = _version(link, target)
         if not found:
             _create(link, target)

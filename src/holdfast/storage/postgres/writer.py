@@ -28,8 +28,9 @@ from holdfast.storage.contract import (
     Share,
     StaleHead,
 )
+from holdfast.storage.postgres import schema as schemas
 from holdfast.storage.postgres.reader import COMPUTED, PostgresView, hash_of
-from holdfast.storage.postgres.schema import SUM, lock_key
+from holdfast.storage.postgres.schema import SUM
 from holdfast.storage.tables import COUNTERS, LEASES, SESSIONS, SESSIONS_BY_NAME, TABLES
 from holdfast.storage.tally import TALLY_MASK, Tally
 
@@ -382,8 +383,7 @@ def check_size(change: Batch) -> None:
 
 def exclude_gc(link: Link) -> None:
     """Wait until no gc runs; none begins before the end of the transaction."""
-    key = lock_key(link.target.schema, "gc")
-    link.ask("SELECT pg_advisory_xact_lock_shared(hashtextextended(%s, 0))", (key,))
+    schemas.lock(link, "gc", shared=True)
 
 
 def is_entries(batch: Batch) -> bool:
