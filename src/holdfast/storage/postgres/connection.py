@@ -109,7 +109,7 @@ _TROUBLE = dict.fromkeys(_AGAIN, _LOCKED) | {
     "53100": ("no room on {}", "nothing was lost; free some space and save again"),
     "42501": ("not permitted on {}", "grant the role what it needs"),
 }
-"""What to tell of some SQLSTATEs, and what to do."""
+"""Messages and hints for some SQLSTATEs."""
 _NOT_NOW = {"53300", "57P03"}
 """SQLSTATEs: too many connections, or the server is starting up or shutting down."""
 _CUT = {"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"}

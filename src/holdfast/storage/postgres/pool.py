@@ -31,9 +31,9 @@ UNION ALL SELECT set_config('plan_cache_mode', 'force_generic_plan', false)"""
 _LOCKED = 0.05
 """Seconds for which all saves may wait for a lock that concerns one of them."""
 _TICK = 0.1
-"""Seconds until a waiting thread looks again, in case nobody told it of a connection."""
+"""Seconds until a waiting thread looks again, in case it missed that a connection is free."""
 _IDLE = 600.0
-"""Seconds after which a connection that nobody needed is closed."""
+"""Seconds after which an unused connection is closed, when another one is given back."""
 
 
 class _Loan:

@@ -108,7 +108,7 @@ def _listed(rows: Iterable[Row]) -> tuple[str, list[Any]]:
 
 
 class _Writes:
-    """What a batch does to one table. A later write to a key takes the place of an earlier one."""
+    """The writes of a batch to one table. A later write replaces an earlier one to the same key."""
 
     def __init__(self, table: str) -> None:
         self.table, self.columns = table, _COLUMNS[table]
