@@ -218,8 +218,8 @@ class Statement:
         self._begin(batch)
         for writes in self._tables.values():
             self._insert(writes)
-        for table in _TALLIED:
-            self._read_old(self._of(table))
+        for table in sorted(self._tables.keys() & _TALLIED):
+            self._read_old(self._tables[table])
         for writes in self._tables.values():
             self._replace(writes)
             self._remove(writes)
@@ -325,8 +325,8 @@ class Statement:
 
     def _span(self) -> None:
         """Note which entries a journal has, unless it is removed."""
-        journal = self._of("journal")
-        if (journal.new or journal.ranges) and not self._of("spans").gone:
+        journal = self._tables.get("journal")
+        if journal and (journal.new or journal.ranges) and not self._of("spans").gone:
             low, high = (journal.ranges or [(0, 0)])[0]
             first = max(1, high - low)
             last = max([pos for pos, _ in journal.new.values()], default=0)
@@ -335,6 +335,8 @@ class Statement:
 
     def _tally(self) -> None:
         """Update the sums over rows, unless the session is removed."""
+        if not self._tables.keys() & {*_TALLIED, "leases"}:
+            return
         summed = [self._of(table) for table in _TALLIED]
         leases = [*self._of("leases").put.values()]
         sessions = [writes.session() for writes in summed if writes.session()]
