@@ -28,7 +28,7 @@ demo: $(VENV)/.installed-base ## an agent is killed and continues, with real out
 
 check: lint ## lint, types and the quick tests (two minutes): the inner loop
 	@echo "==> pytest"
-	@$(PY) -m pytest -n 2 --dist worksteal $(QUICK) --ignore tests/faults --ignore tests/web/browser $(ARGS)
+	@$(PY) -m pytest -n logical --dist worksteal $(QUICK) --ignore tests/faults --ignore tests/web/browser $(ARGS)
 
 test: lint tools ## lint, types and every test (ARGS="-k name" narrows it)
 	@echo "==> pytest"

@@ -38,6 +38,10 @@ MEMORY = Path("/dev/shm")
 ROOM = 2 << 30  # bytes; a run has needed 334 MB at once
 
 
+# Without bytecode, each child program would compile the library again, for longer than it runs.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Started in the background, a shell leaves Ctrl-C ignored, and so it would be in every child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +70,11 @@ def work_in_memory() -> None:
         return
     if shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Half as many workers again as processors: many tests wait for a server or another process."""
+    return (os.cpu_count() or 1) * 3 // 2
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import select
@@ -10,7 +11,9 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import holdfast
 from holdfast.storage import memory
@@ -27,6 +30,8 @@ PRELOADED = [
     *[getattr(holdfast, name) for name in holdfast.__all__],
 ]
 
+MADV_COLLAPSE = 25
+HUGE = 2 << 20  # bytes of a huge page
 PR_SET_PTRACER = (
     0x59616D61  # lets a process that is no ancestor trace this one, where that is restricted
 )
@@ -81,6 +86,7 @@ def fork(run: Callable[[int], None]) -> Child:
     An exception that leaves `run` is reported as a wrong thing, as nothing but the library's own
     errors may reach a caller, and those are expected to be handled by `run`.
     """
+    join_pages()
     pipe, out = os.pipe()
     pid = os.fork()
     if pid:
@@ -100,6 +106,24 @@ def fork(run: Callable[[int], None]) -> Child:
         os.write(out, wrong_line(0, f"unexpected: {error!r} at {where}"))
     finally:
         os._exit(status)
+
+
+@functools.cache
+def join_pages() -> None:
+    """Join the pages of this process into huge ones, where the system can: once is enough.
+
+    A fork copies an entry for each page. With all tests in memory, that took longer than most
+    children live.
+    """
+    with suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            span, access, _, _, file, *name = line.split(maxsplit=5)
+            start, end = (int(address, 16) for address in span.split("-"))
+            of_python = access == "rw-p" and file == "0" and name in ([], ["[heap]"])
+            if of_python and end - start >= HUGE:
+                advise(start, end - start, MADV_COLLAPSE)
 
 
 def allow_tracing() -> None:

@@ -945,7 +945,7 @@ class FilesRuns(RunMachine):
         return holdfast.open(f"files:{self.folder / 'store'}", durability="normal")
 
 
-MACHINES = [(MemoryRuns, 40, 1_000), (SqliteRuns, 40, 1_000), (FilesRuns, 15, 300)]
+MACHINES = [(MemoryRuns, 40, 1_000), (SqliteRuns, 20, 1_000), (FilesRuns, 10, 300)]
 
 
 @pytest.mark.parametrize(("machine", "usual", "torture"), MACHINES)

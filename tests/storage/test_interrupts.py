@@ -136,11 +136,11 @@ def test_what_is_acknowledged_after_an_interrupt(
     acknowledged(home, what)
 
 
-def test_what_gc_leaves_after_an_interrupt() -> None:
+def test_what_gc_leaves_after_an_interrupt(rounds: Any) -> None:
     """All that lives, whole; and nothing is there in part, so the next one frees the rest."""
     log = [f"{n} {TEXT}" for n in range(90)]  # so many that they lie in one row,
     kept = {"log": [*log[:5], *log[20:25]]}  # of which two are left
-    for n in itertools.count(1):
+    for n in itertools.count(1, rounds(3, torture=1)):
         store = holdfast.open("memory:")
         session, gone = store.session("s"), store.session("gone")
         old = session.save({"log": log, "big": TEXT * 99}, tags=["t"], key="k")
@@ -248,9 +248,11 @@ def made(ours: Any, theirs: Any) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("what", [came, went, made], ids=lambda what: what.__name__)
-def test_what_is_known_of_folders_is_whole(tmp_path: Path, what: Callable[..., Any]) -> None:
+def test_what_is_known_of_folders_is_whole(
+    tmp_path: Path, what: Callable[..., Any], rounds: Any
+) -> None:
     """A session that is there is found, and no second one of its name is made."""
-    for n in itertools.count(1):
+    for n in itertools.count(1, rounds(3, torture=1)):
         home = Home("files", tmp_path / str(n))
         ours, theirs = home.store, home.another()
         ours.session("old").save({"n": 0})
@@ -284,10 +286,10 @@ def test_mutant_that_goes_on_in_a_transaction_left_open(
         acknowledged(Home("sqlite", tmp_path), refused)
 
 
-def test_mutant_that_frees_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_frees_half(monkeypatch: pytest.MonkeyPatch, rounds: Any) -> None:
     monkeypatch.setattr(memory, "_repeatable", lambda do, *given: do(*given))
     with pytest.raises((AssertionError, KeyError, holdfast.HoldfastError)):
-        test_what_gc_leaves_after_an_interrupt()
+        test_what_gc_leaves_after_an_interrupt(rounds)
 
 
 def test_an_interrupt_leaves_no_lock(sqlite: Home) -> None:
