@@ -377,7 +377,7 @@ def left(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("home", "how"),
-    [("sqlite", "parallel"), ("sqlite", "in turn"), ("files", "parallel"), ("postgres", "in turn")],
+    [("sqlite", "parallel"), ("postgres", "in turn")],
     indirect=["home"],
 )
 @asynchronous

@@ -29,7 +29,7 @@ of reads, which can lose nothing, some do."""
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
 def test_an_error_or_a_true_acknowledgement(rounds, call, error):
-    stride = rounds(5 if call in MANY else 2, torture=1)
+    stride = rounds(7 if call in MANY else 3, torture=1)
     first = stride if call in MANY and error == "ENOSPC" else 1
     report = failing_io.campaign(Fault(call, error), first=first, stride=stride)
     print(report)
@@ -39,7 +39,7 @@ def test_an_error_or_a_true_acknowledgement(rounds, call, error):
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
 def test_the_same_if_it_fails_from_then_on(rounds, call, error):
-    stride = rounds(7 if call in MANY else 2, torture=1)
+    stride = rounds(11 if call in MANY else 3, torture=1)
     first = stride // 2 + 1 if call in MANY and error == "ENOSPC" else 1
     report = failing_io.campaign(Fault(call, error, forever=True), first=first, stride=stride)
     print(report)
@@ -49,8 +49,8 @@ def test_the_same_if_it_fails_from_then_on(rounds, call, error):
 
 @pytest.mark.parametrize(("call", "error"), FAULTS)
 def test_the_same_while_gc_frees(rounds, call, error):
-    """One call in twelve: those of opening and saving are above."""
-    stride = rounds(30 if call in MANY else 12, torture=1)
+    """A small part of the calls: those of opening and saving are above."""
+    stride = rounds(43 if call in MANY else 17, torture=1)
     first = stride // 2 + 1 if call in MANY and error == "ENOSPC" else 1
     report = failing_io.campaign(Fault(call, error), script="tidy", first=first, stride=stride)
     print(report)

@@ -165,10 +165,10 @@ def named(faults):
 
 # Which of the calls fail in `make test`: (first, stride) for once, and for from then on.
 FAULTS = [
-    ("pwrite64", "EIO", (1, 3), (1, 7)),
-    ("pwrite64", "ENOSPC", (2, 7), (4, 7)),
-    ("fsync", "EIO", (1, 3), (1, 7)),
-    ("fsync", "ENOSPC", (2, 7), (4, 7)),
+    ("pwrite64", "EIO", (1, 5), (1, 11)),
+    ("pwrite64", "ENOSPC", (2, 11), (4, 11)),
+    ("fsync", "EIO", (1, 5), (1, 11)),
+    ("fsync", "ENOSPC", (2, 11), (4, 11)),
     ("rename", "EIO", (1, 2), (2, 2)),
     ("mkdir", "ENOSPC", (1, 2), (2, 2)),
     ("openat", "EMFILE", (1, 40), (11, 40)),
@@ -190,16 +190,16 @@ def test_an_error_or_a_true_acknowledgement(rounds, call, error, once, then, for
 
 
 TIDYING_FAULTS = [
-    ("pwrite64", "EIO", 1, 16),
-    ("pwrite64", "ENOSPC", 9, 16),
-    ("fsync", "EIO", 1, 12),
-    ("fsync", "ENOSPC", 7, 12),
+    ("pwrite64", "EIO", 1, 23),
+    ("pwrite64", "ENOSPC", 12, 23),
+    ("fsync", "EIO", 1, 17),
+    ("fsync", "ENOSPC", 9, 17),
     ("rename", "EIO", 1, 4),
     ("unlink", "EIO", 1, 5),
     ("unlinkat", "EIO", 1, 1),
     ("rmdir", "EIO", 1, 1),
-    ("openat", "EMFILE", 1, 160),
-    ("getdents64", "EIO", 1, 40),
+    ("openat", "EMFILE", 1, 230),
+    ("getdents64", "EIO", 1, 60),
 ]
 
 

@@ -34,7 +34,7 @@ def test_the_model_ends_where_the_real_disk_does(backend):
 
 
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("backend", "usual"), [("sqlite", 60), ("files", 30)])
+@pytest.mark.parametrize(("backend", "usual"), [("sqlite", 40), ("files", 20)])
 def test_power_loss(rounds, backend, usual, directories):
     """What has begun is done or in doubt, what was returned comes back, and the runs can go on."""
     states = rounds(usual, torture=STATES // 40)
@@ -46,7 +46,7 @@ def test_power_loss(rounds, backend, usual, directories):
 
 def test_power_loss_while_entries_are_written(rounds):
     """A line of which only some sectors have reached the disk is nobody's."""
-    report = losses(recorded("files"), states=rounds(60, torture=STATES // 100), moments=is_entry)
+    report = losses(recorded("files"), states=rounds(40, torture=STATES // 100), moments=is_entry)
     print(report)
     assert not report.failures, str(report)
 
@@ -91,14 +91,14 @@ def first_words():
 # -- failing calls ---------------------------------------------------------------------------------
 
 FAULTS = [
-    (53, "sqlite", Fault("pwrite64", "EIO")),
-    (71, "sqlite", Fault("pwrite64", "ENOSPC", forever=True)),
-    (13, "sqlite", Fault("fdatasync", "EIO")),
-    (17, "sqlite", Fault("fdatasync", "EIO", forever=True)),
-    (37, "files", Fault("pwrite64", "EIO")),
-    (43, "files", Fault("pwrite64", "ENOSPC", forever=True)),
-    (17, "files", Fault("fsync", "EIO")),
-    (29, "files", Fault("fsync", "EIO", forever=True)),
+    (79, "sqlite", Fault("pwrite64", "EIO")),
+    (101, "sqlite", Fault("pwrite64", "ENOSPC", forever=True)),
+    (19, "sqlite", Fault("fdatasync", "EIO")),
+    (23, "sqlite", Fault("fdatasync", "EIO", forever=True)),
+    (53, "files", Fault("pwrite64", "EIO")),
+    (61, "files", Fault("pwrite64", "ENOSPC", forever=True)),
+    (23, "files", Fault("fsync", "EIO")),
+    (41, "files", Fault("fsync", "EIO", forever=True)),
     (11, "files", Fault("rename", "EIO")),
 ]
 

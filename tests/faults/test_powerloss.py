@@ -22,7 +22,7 @@ def test_the_model_ends_where_the_real_disk_does(script):
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("directories", ["strict", "ordered"])
-@pytest.mark.parametrize(("script", "usual"), [("short", 200), ("long", 60), ("tidy", 140)])
+@pytest.mark.parametrize(("script", "usual"), [("short", 130), ("long", 40), ("tidy", 90)])
 def test_nothing_acknowledged_is_lost(rounds, script, usual, directories, part):
     states = rounds(usual, torture=MANY // 12)
     report = powerloss.campaign(

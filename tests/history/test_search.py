@@ -278,7 +278,7 @@ def paged(store: holdfast.Store, size: int, between: Callable[[], Any], **query:
 
 @pytest.mark.parametrize("query", PAGED, ids=str)
 def test_pages_make_the_whole(home: Home, query: dict[str, Any]) -> None:
-    crowd(home.store, 70)
+    crowd(home.store, 45)
     whole = ids(home.store.find(**query))
     assert len(whole) > 3
     for size in (1, 2, 7, 500):
@@ -294,7 +294,7 @@ def test_pages_while_others_write(
 ) -> None:
     """Nothing twice, and nothing left out of what was there when it began."""
     monkeypatch.setattr(search, "_PAGE", 5)
-    crowd(home.store, 60)
+    crowd(home.store, 40)
     old = set(ids(home.store.find(**query)))
     other = home.another()
     seeds = itertools.count(2)

@@ -54,7 +54,7 @@ def edited(store: holdfast.Store, seed: int, count: int = 40) -> holdfast.Sessio
 @pytest.mark.parametrize("order", ["newest first", "oldest first", "any"])
 @pytest.mark.parametrize("limit", [0, 3_000, 1 << 20])
 def test_states_are_what_a_load_gives(home: Home, order: str, limit: int) -> None:
-    session = edited(home.store, seed=limit)
+    session = edited(home.store, seed=limit, count=25)
     found = [*session.tree(newest_first=order == "newest first")]
     if order == "any":
         random.Random(7).shuffle(found)

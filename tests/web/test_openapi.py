@@ -46,12 +46,14 @@ def test_everything_is_described(described):
 
 
 @pytest.mark.parametrize("name", [*READS, *ACTIONS])
-def test_whatever_is_asked(name, described):
+def test_whatever_is_asked(name, described, rounds):
     operation = described[f"/api/{name}"]["GET" if name in READS else "POST"]
     # What can be done depends on what there is: a session may have nothing to undo.
     left_out = [positive_data_acceptance] if name in ACTIONS else []
 
-    @settings(max_examples=25, database=None, deadline=None, suppress_health_check=[*HealthCheck])
+    examples, unchecked = rounds(15, torture=200), [*HealthCheck]
+
+    @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=unchecked)
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:
         answer = case.call(headers=BEARER)

@@ -690,16 +690,17 @@ def test_no_answer_is_long(store):
     big = store.session("big")
     image = {"type": "image", "data": base64.b64encode(bytes(3_000_000)).decode()}
     big.save(
-        {"messages": [image] * 3 + ["x" * 2_000_000, [["deep"] * 50_000] * 20], "k" * 90_000: 1}
+        {"messages": [image] * 3 + ["x" * 2_000_000, [["deep"] * 50_000] * 5], "k" * 90_000: 1}
     )
+    messages = ["y" * 200_000, *["y" * 20_000] * 300]
     big.save(
-        {"messages": ["y" * 200_000] * 300, "many": {str(n): "z" * 900 for n in range(20_000)}},
+        {"messages": messages, "many": {str(n): "z" * 900 for n in range(5_000)}},
         meta={"notes": "m" * 3_000_000}, reason="r" * 100_000, hint="h" * 100_000,
         pending=[ToolCall("1", "tool", {"a": "b" * 900_000})],
     )  # fmt: skip
-    for n in range(600):
+    for n in range(200):
         big.save({"n": n}, meta={"notes": "m" * 20_000})
-    first, second, last = (big.get(f"step:{n}").id for n in (1, 2, 602))
+    first, second, last = (big.get(f"step:{n}").id for n in (1, 2, 202))
     asking = client(store)
     sizes = {}
     for name in READS.keys() - {"value"}:
