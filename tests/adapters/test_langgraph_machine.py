@@ -613,7 +613,7 @@ def check(machine: type[SaverMachine], examples: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine])
 def test_saver_equals_langgraph(machine: type[SaverMachine], rounds: Any) -> None:
-    check(machine, rounds(40, torture=3_000))
+    check(machine, rounds(30, torture=3_000))
 
 
 # -- mutants: savers that the machine must tell from LangGraph's ---------------------------------

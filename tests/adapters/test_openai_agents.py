@@ -362,31 +362,26 @@ def crash(how: str, kind: str, url: Any, schema: str = "") -> None:
     assert done.returncode == 9
 
 
-@pytest.fixture(scope="module")
-def left(tmp_path_factory):
+@pytest.fixture
+def left(how: str, tmp_path):
     """What the SDK's own session has after the same crash."""
-    found = {}
-    for how in ("parallel", "in turn"):
-        path = tmp_path_factory.mktemp("own") / "own.db"
-        crash(how, "sqlite", path)
-        own = SQLiteSession("s", path)
-        found[how] = asyncio.run(own.get_items())
-        own.close()
+    path = tmp_path / "own.db"
+    crash(how, "sqlite", path)
+    own = SQLiteSession("s", path)
+    found = asyncio.run(own.get_items())
+    own.close()
     return found
 
 
 @pytest.mark.parametrize(
-    ("home", "how"),
-    [("sqlite", "parallel"), ("postgres", "in turn")],
-    indirect=["home"],
+    ("home", "how"), [("sqlite", "parallel"), ("postgres", "in turn")], indirect=["home"]
 )
 @asynchronous
 async def test_a_crash_in_the_second_tool_leaves_the_call(home: Home, how, left):
-    expected = left[how]
     home.close()
     crash(how, "holdfast", home.url, home.schema if home.kind == "postgres" else "")
     session = HoldfastSession("s", home.reopened())
-    assert await session.get_items() == expected
+    assert await session.get_items() == left
     found = {c.name: (c.id, c.arguments, c.stage, c.output) for c in await session.pending()}
     second = {"book": ("2", {"place": "B"}, "started", None)}
     first = {"look": ("1", {"place": "A"}, "done", "A is fine")} if how == "parallel" else {}
@@ -399,7 +394,7 @@ async def test_a_crash_in_the_second_tool_leaves_the_call(home: Home, how, left)
     sent: Any = agent.model.last_call.input  # type: ignore[union-attr]
     outputs = {i["call_id"] for i in sent if i.get("type") == "function_call_output"}
     assert {i["call_id"] for i in sent if i.get("type") == "function_call"} == outputs
-    assert (await session.get_items())[: len(expected)] == expected
+    assert (await session.get_items())[: len(left)] == left
     assert "2" in {c.id for c in await session.pending()}, "it is in doubt whatever runs next"
 
 

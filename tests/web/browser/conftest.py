@@ -11,9 +11,9 @@ from tests.web.browser.chromium import PATIENCE, Viewer, chromium, served
 Look = Callable[..., Viewer]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    # Not for longer: its event loop runs in this thread, and other tests have their own.
+    # Not for longer: its event loop runs in this thread, and tests elsewhere have their own.
     expect.set_options(timeout=PATIENCE)
     with chromium() as browser:
         yield browser
