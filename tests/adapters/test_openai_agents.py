@@ -374,8 +374,14 @@ def left(how: str, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("home", "how"), [("sqlite", "parallel"), ("postgres", "in turn")], indirect=["home"]
-)
+    ("home", "how"),
+    [
+        ("sqlite", "parallel"), ("postgres", "in turn"),
+        *[pytest.param(*more, marks=pytest.mark.torture)
+          for more in [("sqlite", "in turn"), ("files", "parallel")]],
+    ],
+    indirect=["home"],
+)  # fmt: skip
 @asynchronous
 async def test_a_crash_in_the_second_tool_leaves_the_call(home: Home, how, left):
     home.close()

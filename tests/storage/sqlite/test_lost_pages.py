@@ -9,7 +9,7 @@ import errno
 import io
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,7 @@ from tests.mutants import Mutant, maintenance, storage
 
 TABLES = ("sessions", "checkpoints", "blobs", "items")
 Rows = dict[str, list[Any]]
-BITS: dict[int, Sequence[int]] = {0: range(8), 3: (0, 3, 6), 4: (0, 3, 6)}
-"""Of the first byte of a header, its kind, and of the count of cells; of others it is one bit."""
-LOW_OF_COUNT = 4
+KIND_AND_COUNT = (0, 3, 4)
 LEAF = 13
 _connect = SqliteBackend._connect
 
@@ -90,10 +88,10 @@ def damaged(path: Path, table: str) -> Iterator[bytes]:
     first = first_pages(data)[table]
     yield Blank(first).apply(data)
     for n, at in enumerate(next(headers(data, [first]))):
-        for bit in BITS.get(n, [n % 8]):
+        for bit in range(8) if n in KIND_AND_COUNT else [n % 8]:
             yield flip(data, at, bit)
-    for place in headers(data, leaves(data, table)[::2]):
-        yield flip(data, place[LOW_OF_COUNT], 0)
+    for place in headers(data, leaves(data, table)):
+        yield flip(data, place[KIND_AND_COUNT[-1]], 0)
 
 
 def check_items(path: Path) -> None:
