@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast import intervals
 from holdfast.errors import Corrupt, HeadMoved, Unavailable
-from holdfast.history import lineage, sessions
+from holdfast.history import leases, lineage, sessions
 from holdfast.storage import fs
 from holdfast.storage.files import (
     journal as files_journal,
@@ -1303,7 +1303,7 @@ def test_a_journal_is_read_once_for_all_pages(opened, monkeypatch):
 
 
 def test_leases_are_listed_with_one_look_at_each(opened, monkeypatch):
-    monkeypatch.setattr(holdfast.runs.abandoned, "_PAGE", 5)
+    monkeypatch.setattr(leases, "PAGE", 5)
     store = opened(durability="normal")
     for n in range(60):
         with store.session(f"s{n}").run() as run:

@@ -268,8 +268,19 @@ def _write_plain(
         try:
             cursor.execute(sql + after, values)
         except apsw.ConstraintError as e:
+            if not _is_taken(e):
+                raise
             raise refusal() from e
     return True
+
+
+def _is_taken(error: apsw.ConstraintError) -> bool:
+    """Return whether a statement failed because there is a row with its key."""
+    return error.extendedresult in (
+        apsw.SQLITE_CONSTRAINT_PRIMARYKEY,
+        apsw.SQLITE_CONSTRAINT_ROWID,
+        apsw.SQLITE_CONSTRAINT_UNIQUE,
+    )
 
 
 @cache
@@ -329,7 +340,7 @@ class _Statements:
         try:
             self._cursor.execute(text, bindings)
         except apsw.ConstraintError as e:
-            if refusal is None:
+            if refusal is None or not _is_taken(e):
                 raise
             raise refusal() from e
 
