@@ -79,6 +79,54 @@ def test_imports_go_one_way():
     assert wrong_imports(PACKAGE) == []
 
 
+def imports_between_modules(package: Path) -> dict[str, set[str]]:
+    """Return, for each module, those that it imports: also for types, and within functions."""
+    names = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        imported = set[str]()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= inner & names.keys() or {node.module}
+        found[name] = (imported & names.keys()) - {name, package.name}
+    return found
+
+
+def cycles(imports: dict[str, set[str]]) -> list[str]:
+    """Return the modules that import themselves, by way of others."""
+    reached = {name: set(direct) for name, direct in imports.items()}
+    grown = True
+    while grown:
+        grown = False
+        for known in reached.values():
+            more = {far for near in known for far in reached[near]} - known
+            grown = grown or bool(more)
+            known |= more
+    return sorted(name for name, known in reached.items() if name in known)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert cycles(imports_between_modules(PACKAGE)) == []
+
+
+def test_cycles_are_found(tmp_path):
+    files = {
+        "a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from holdfast.b import B",
+        "b.py": "def late():\n    from holdfast import c",
+        "c.py": "import holdfast.a",
+        "d.py": "from holdfast.a import A",
+    }
+    assert cycles(imports_between_modules(tree(tmp_path, files))) == [
+        "holdfast.a", "holdfast.b", "holdfast.c",
+    ]  # fmt: skip
+
+
 def is_public(unit: str, name: str) -> bool:
     """Return whether an edge may import a name: it is public, or the edge's own.
 

@@ -20,6 +20,7 @@ from holdfast.history import load as loading
 from holdfast.history.checkpoint import Checkpoint, SessionInfo
 from holdfast.history.checkpoint_fields import Details
 from holdfast.history.leases import Owner
+from holdfast.history.lineage import Parent
 from holdfast.history.load import Items, Part, Series
 from holdfast.history.notes import Notes
 from holdfast.history.oplog import CHECKPOINT, OPERATION, NextStep, Operator, next_step
@@ -28,7 +29,7 @@ from holdfast.history.search import Query, search
 from holdfast.history.sessions import describe
 from holdfast.history.token_usage import Totals, totals
 from holdfast.history.watch import Watcher
-from holdfast.history.writer import Parent, Writer
+from holdfast.history.writer import Writer
 from holdfast.log import logger
 from holdfast.model import NOTHING, Operation, ToolCall
 from holdfast.storage.rows import Address, SessionRow

@@ -45,7 +45,7 @@ from holdfast.adapters.langgraph import (
 from holdfast.adapters.langgraph import (
     saver as langgraph_saver,
 )
-from holdfast.adapters.langgraph.thread import Namespace
+from holdfast.adapters.langgraph.namespace import Namespace
 from holdfast.errors import Corrupt, InvalidRequest, KeyTaken, NotSerializable, UnsupportedFormat
 from holdfast.format import rows
 from holdfast.history import lineage

@@ -27,7 +27,7 @@ def forgets_early_writes(real: Any) -> Any:
     return lambda self, _, **how: real(self, "another", **how)
 
 
-@mutant(".adapters.langgraph.thread:Namespace.latest")
+@mutant(".adapters.langgraph.namespace:Namespace.latest")
 def takes_the_head_for_the_latest(real: Any) -> Any:
     """The latest checkpoint is the one of the highest id."""
 
@@ -38,13 +38,13 @@ def takes_the_head_for_the_latest(real: Any) -> Any:
     return head
 
 
-@mutant(".adapters.langgraph.thread:Namespace.latest")
+@mutant(".adapters.langgraph.namespace:Namespace.latest")
 def does_not_go_back(real: Any) -> Any:
     """After a rewind, the latest checkpoint is on the line of the head."""
     return lambda self: max(self.all(), key=id_of, default=None)
 
 
-@mutant(".adapters.langgraph.thread:Namespace.descending")
+@mutant(".adapters.langgraph.namespace:Namespace.descending")
 def lists_as_committed(real: Any) -> Any:
     """Checkpoints are listed by their ids."""
     return lambda self: self.own(newest_first=True)
@@ -52,7 +52,7 @@ def lists_as_committed(real: Any) -> Any:
 
 takes_every_list_for_grown = entry(
     "takes_every_list_for_grown", "A list is appended to only if it is the same and longer.",
-    ".adapters.langgraph.thread:operator", SimpleNamespace(is_=lambda *_: True),
+    ".adapters.langgraph.namespace:operator", SimpleNamespace(is_=lambda *_: True),
 )  # fmt: skip
 keeps_the_first_of_special_writes = entry(
     "keeps_the_first_of_special_writes", "The last write to a special channel counts.",

@@ -12,7 +12,8 @@ import click
 from holdfast import json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions
-from holdfast.cli.context import App, command, session_option
+from holdfast.cli.context import App, command
+from holdfast.cli.select import session_option
 from holdfast.errors import NotFound
 
 if TYPE_CHECKING:

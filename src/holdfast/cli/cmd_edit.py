@@ -11,8 +11,9 @@ import click
 from holdfast import STATUSES, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_sessions
-from holdfast.cli.context import App, command, session_option, yes_option
+from holdfast.cli.context import App, command, yes_option
 from holdfast.cli.main import as_commands
+from holdfast.cli.select import session_option
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import click
 
 from holdfast import json
 from holdfast.cli import output, select
-from holdfast.cli.context import App, NewPath, command, session_option, yes_option
+from holdfast.cli.context import App, NewPath, command, yes_option
 from holdfast.cli.main import without_check_hint
 from holdfast.cli.output import Bar
+from holdfast.cli.select import session_option
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:

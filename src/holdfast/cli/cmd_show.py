@@ -12,7 +12,8 @@ import click
 from holdfast import STATUSES, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_tags
-from holdfast.cli.context import App, command, escape_controls, session_option
+from holdfast.cli.context import App, command, escape_controls
+from holdfast.cli.select import session_option
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 
 if TYPE_CHECKING:

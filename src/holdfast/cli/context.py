@@ -234,16 +234,6 @@ def silence_logs() -> None:
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
 
 
-def session_option(
-    help: str = "The session that a relative revision or a label belongs to.",
-) -> Callable[[Command], Command]:
-    from holdfast.cli.complete import complete_sessions
-
-    return click.option(
-        "--session", "-s", metavar="NAME", help=help, shell_complete=complete_sessions
-    )
-
-
 def yes_option(function: Command) -> Command:
     def confirmed(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
         ctx.obj.yes = value

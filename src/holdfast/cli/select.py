@@ -5,14 +5,28 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+import click
+
+from holdfast.cli.complete import complete_sessions
 from holdfast.cli.output import one_line
 from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast import Checkpoint, Session, Store
+    from holdfast.cli.context import Command
 
 _RELATIVE = ("@", "label:", "tag:", "key:", "step:")
 _WHOLE_ID = re.compile("[0-9a-hjkmnp-tv-z]{24}", re.ASCII | re.IGNORECASE)
+
+
+def session_option(
+    help: str = "The session that a relative revision or a label belongs to.",
+) -> Callable[[Command], Command]:
+    return click.option(
+        "--session", "-s", metavar="NAME", help=help, shell_complete=complete_sessions
+    )
 
 
 class Found(NamedTuple):

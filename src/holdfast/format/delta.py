@@ -32,7 +32,8 @@ from holdfast.format.nodes import (
 
 if TYPE_CHECKING:
     from holdfast.format.item_streams import Writes
-    from holdfast.format.list_encodings import Chunk, Item, Match
+    from holdfast.format.list_encodings import Match
+    from holdfast.format.nodes import Chunk, Item
 
 
 def lay_out(

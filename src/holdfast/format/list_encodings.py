@@ -9,67 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.format import values
-from holdfast.format.nodes import Blob, Rope, Struct
+from holdfast.format.nodes import Blob, Chunk, Rope, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.format.nodes import Node
+    from holdfast.format.nodes import Item, Node
 
 
 CHUNK = 64 << 10
-
-
-class Chunk:
-    """Consecutive items: their bytes, the end of each, and nodes for those that are no leaves."""
-
-    __slots__ = ("_hashes", "_lookalikes", "count", "data", "ends", "nodes")
-
-    def __init__(self, data: bytes, ends: list[int], nodes: dict[int, Node]) -> None:
-        self.data, self.ends, self.nodes, self.count = data, ends, nodes, len(ends)
-        self._hashes: list[bytes] | None = None
-        self._lookalikes: bool | None = None
-
-    def item(self, i: int) -> bytes:
-        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]
-
-    def items(self, start: int, stop: int) -> list[Item]:
-        return [(self.item(i), self.nodes.get(i)) for i in range(start, stop)]
-
-    def lookalikes(self) -> bool:
-        """Return whether some item could be of another type and still have the same bytes."""
-        if self._lookalikes is None:
-            self._lookalikes = values.has_lookalikes(self.data, self.count)
-        return self._lookalikes
-
-    def hashes(self) -> list[bytes]:
-        """Return the hash of each item's value."""
-        if self._hashes is None:
-            self._hashes = self.hashes_of(self.items(0, self.count))
-        return self._hashes
-
-    @staticmethod
-    def hashes_of(items: Iterable[Item]) -> list[bytes]:
-        return [sha256(flat).digest() if node is None else node.hash for flat, node in items]
-
-    def joined(self, other: Chunk) -> Chunk:
-        """Return this chunk followed by `other`, with the hashes of this one reused if known."""
-        start, count = len(self.data), self.count
-        nodes = self.nodes | {count + i: node for i, node in other.nodes.items()}
-        chunk = Chunk(self.data + other.data, self.ends + [start + e for e in other.ends], nodes)
-        if self._hashes is not None:
-            chunk._hashes = self._hashes + other.hashes()
-        if self._lookalikes is not None:
-            chunk._lookalikes = self._lookalikes or other.lookalikes()
-        return chunk
-
-
-if TYPE_CHECKING:
-    Item = tuple[bytes, Node | None]
 
 
 def group(items: Iterable[Item]) -> list[Chunk]:

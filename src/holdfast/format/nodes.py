@@ -22,8 +22,10 @@ from holdfast.format import memory_limit, msgpack, values
 from holdfast.format.msgpack import blames_caller
 
 if TYPE_CHECKING:
-    from holdfast.format.list_encodings import Chunk, Item
+    from collections.abc import Iterable
 
+    Item = tuple[bytes, "Node | None"]
+    """The bytes of an item, and its node if it is no leaf."""
     More = tuple[Any, list[Item]] | None
 
 LIST, DICT, RAW = 0, 1, 2
@@ -199,6 +201,50 @@ def dict_preimage(
     for key, child in zip(keys, children, strict=True):
         parts += (key, child.hash)
     return b"".join(parts[: 2 * at + 2]), b"".join(parts[2 * at + 3 :])
+
+
+class Chunk:
+    """Consecutive items: their bytes, the end of each, and nodes for those that are no leaves."""
+
+    __slots__ = ("_hashes", "_lookalikes", "count", "data", "ends", "nodes")
+
+    def __init__(self, data: bytes, ends: list[int], nodes: dict[int, Node]) -> None:
+        self.data, self.ends, self.nodes, self.count = data, ends, nodes, len(ends)
+        self._hashes: list[bytes] | None = None
+        self._lookalikes: bool | None = None
+
+    def item(self, i: int) -> bytes:
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    def items(self, start: int, stop: int) -> list[Item]:
+        return [(self.item(i), self.nodes.get(i)) for i in range(start, stop)]
+
+    def lookalikes(self) -> bool:
+        """Return whether some item could be of another type and still have the same bytes."""
+        if self._lookalikes is None:
+            self._lookalikes = values.has_lookalikes(self.data, self.count)
+        return self._lookalikes
+
+    def hashes(self) -> list[bytes]:
+        """Return the hash of each item's value."""
+        if self._hashes is None:
+            self._hashes = self.hashes_of(self.items(0, self.count))
+        return self._hashes
+
+    @staticmethod
+    def hashes_of(items: Iterable[Item]) -> list[bytes]:
+        return [sha256(flat).digest() if node is None else node.hash for flat, node in items]
+
+    def joined(self, other: Chunk) -> Chunk:
+        """Return this chunk followed by `other`, with the hashes of this one reused if known."""
+        start, count = len(self.data), self.count
+        nodes = self.nodes | {count + i: node for i, node in other.nodes.items()}
+        chunk = Chunk(self.data + other.data, self.ends + [start + e for e in other.ends], nodes)
+        if self._hashes is not None:
+            chunk._hashes = self._hashes + other.hashes()
+        if self._lookalikes is not None:
+            chunk._lookalikes = self._lookalikes or other.lookalikes()
+        return chunk
 
 
 class Image(NamedTuple):

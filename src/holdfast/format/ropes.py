@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from holdfast.format.item_streams import Source, Writes
-    from holdfast.format.list_encodings import Chunk, Item
-    from holdfast.format.nodes import Extent, Tail
+    from holdfast.format.nodes import Chunk, Extent, Item, Tail
 
 
 MAX_EXTENTS = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ormsgpack import packb
 from xxhash import xxh3_64_digest
@@ -52,9 +52,10 @@ from holdfast.storage.contract import Batch, DeleteRange, Insert, Put, StaleHead
 from holdfast.storage.rows import Address
 
 if TYPE_CHECKING:
-    from holdfast.format.list_encodings import ImageCache, Item
-    from holdfast.format.nodes import Node
-    from holdfast.history.writer import Parent, Writer
+    from holdfast.format.list_encodings import ImageCache
+    from holdfast.format.nodes import Item, Node
+    from holdfast.history.lineage import Parent
+    from holdfast.storage.repository import Repository
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_REFERENCE = 200
@@ -205,8 +206,22 @@ def _grew(old: Node | None, key: bytes, rope: Rope) -> bool:
     return before.count < rope.count and (image is None or image.more is not None)
 
 
+class Appender(Protocol):
+    """The part of a Writer that an append reads and updates."""
+
+    @property
+    def repository(self) -> Repository: ...
+
+    name: str
+    hash_prefix: bytes
+    lease: bytes | None
+    parent: Parent | None
+    head: Head
+    head_row: bytes
+
+
 def grow(
-    writer: Writer,
+    writer: Appender,
     growth: Growth,
     parent: Parent,
     flats: list[bytes],

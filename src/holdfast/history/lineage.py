@@ -57,6 +57,26 @@ def read_row(reader: Reader, place: Address) -> Row:
     return records.unseal_checkpoint(place.session, *found)
 
 
+class Parent(NamedTuple):
+    """The checkpoint that the next one will have as its parent."""
+
+    place: Address
+    id: bytes
+    hash: bytes
+    step: int
+    created_us: int
+    line: int
+    root: bytes
+    parent_seq: int | None
+    """The seq of its parent, if that is in the same session."""
+
+    @classmethod
+    def read(cls, reader: Reader, place: Address) -> Parent:
+        row = read_row(reader, place)
+        r = row.record
+        return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root, r.own_parent)
+
+
 def session_name(reader: Reader, session: int) -> str:
     found = reader.session_by_number(session)
     if found is None:

@@ -17,7 +17,8 @@ from holdfast.errors import (
 from holdfast.format import records
 from holdfast.format.records import LABEL, TAG, IndexTerm, Tombstone
 from holdfast.history import lineage
-from holdfast.history.writer import Parent, seal_marks
+from holdfast.history.lineage import Parent
+from holdfast.history.writer import seal_marks
 from holdfast.storage.rows import Address, LeaseRow, MarkKey, NameRow, TombstoneRow
 
 if TYPE_CHECKING:

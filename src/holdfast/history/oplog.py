@@ -22,8 +22,8 @@ from holdfast.errors import (
 )
 from holdfast.format import records
 from holdfast.history import leases, lineage
+from holdfast.history.lineage import Parent
 from holdfast.history.operation_effects import GONE, OpContext, Outcome, apply, revert
-from holdfast.history.writer import Parent
 from holdfast.model import DAMAGED, Operation, deleted
 from holdfast.storage.changes import Change, Notes
 from holdfast.storage.contract import MissingReference, StaleHead

@@ -24,6 +24,7 @@ from holdfast.format.records import LABEL, MAX_SEQ, TAG, Head, Info
 from holdfast.history import leases, lineage
 from holdfast.history.checkpoint import Checkpoint
 from holdfast.history.fast_append import Growth, grow
+from holdfast.history.lineage import Parent
 from holdfast.model import Record
 from holdfast.storage.changes import Change, Notes
 from holdfast.storage.contract import MissingReference, StaleHead
@@ -54,26 +55,6 @@ if TYPE_CHECKING:
 
 _NO_HASH = bytes(32)
 _EMPTY = Head(0, 0, 0, None)
-
-
-class Parent(NamedTuple):
-    """The checkpoint that the next one will have as its parent."""
-
-    place: Address
-    id: bytes
-    hash: bytes
-    step: int
-    created_us: int
-    line: int
-    root: bytes
-    parent_seq: int | None
-    """The seq of its parent, if that is in the same session."""
-
-    @classmethod
-    def read(cls, reader: Reader, place: Address) -> Parent:
-        row = lineage.read_row(reader, place)
-        r = row.record
-        return cls(place, r.id, r.hash, r.step, r.created_us, row.line, row.root, r.own_parent)
 
 
 class _Draft(NamedTuple):

@@ -21,8 +21,9 @@ from holdfast.history import checkpoint_fields, leases, lineage
 from holdfast.history import load as loading
 from holdfast.history.journal import Journal
 from holdfast.history.leases import LeaseRecord, Owner
+from holdfast.history.lineage import Parent
 from holdfast.history.token_usage import Spent, added, most
-from holdfast.history.writer import Parent, Writer
+from holdfast.history.writer import Writer
 from holdfast.log import logger
 from holdfast.runs.heartbeat import heartbeat_of
 from holdfast.storage.changes import Change, Notes

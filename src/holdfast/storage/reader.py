@@ -71,6 +71,9 @@ def _as_id(id: object) -> bytes:
     return id if type(id) is bytes else b""
 
 
+_TALLIED = {"marks": "labels or tags", "operations": "operations", "tombstones": "deletions"}
+
+
 class Reader:
     """A consistent view: all reads through one reader see the same moment."""
 
@@ -309,9 +312,22 @@ class Reader:
         `Backend.salvage` accepts that.
         """
         tally = self.tally(session)
-        if tally is not None:
-            yield from tally.check(self, session)
-            yield from self.span(session).check(*self._journal_ends(session))
+        if tally is None:
+            return
+        for name, found in self.sums(session).items():
+            if getattr(tally, name) != found:
+                yield f"{_TALLIED[name]} do not add up: some are missing, damaged or old"
+        if tally.lease is None and self.lease(session) is not None:
+            yield "the tally of the session is missing, or is an old one"
+        yield from self.span(session).check(*self._journal_ends(session))
+
+    def sums(self, session: int) -> dict[str, int]:
+        """Return the sums that the tally of a session should have, from the rows that exist."""
+        return {
+            "marks": Tally.total([row.body for row in self.marks(session, 0, MAX_SEQ)]),
+            "operations": Tally.total([row.body for row in self.operations(session, 0, MAX_SEQ)]),
+            "tombstones": Tally.total([row.body for row in self.tombstones(session, 0, MAX_SEQ)]),
+        }
 
     def damage(self, session: int) -> str | None:
         """Return a description of loss in a session that its rows do not show, or None."""

@@ -1,4 +1,4 @@
-"""What a store keeps besides its rows, to notice rows that a disk lost or set back."""
+"""Sums and counts that a store keeps beside its rows. They show rows that a disk has lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from holdfast.errors import UNREADABLE
 from holdfast.format.records import (
     COPIED,
     FREED,
-    MAX_SEQ,
     MISSING,
     SPACES,
     seal_counter,
@@ -19,8 +18,6 @@ from holdfast.storage.rows import JournalRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from holdfast.storage.reader import Reader
 
 
 class Turnover(NamedTuple):
@@ -110,26 +107,8 @@ class Tally(NamedTuple):
         """Return the digest and token of a lease row; empty if they cannot be read."""
         return body[:8] + token if type(body) is type(token) is bytes else b""
 
-    @classmethod
-    def sums(cls, reader: Reader, session: int) -> dict[str, int]:
-        """Return the sums over the rows that exist."""
-        return {
-            "marks": cls.total([row.body for row in reader.marks(session, 0, MAX_SEQ)]),
-            "operations": cls.total([row.body for row in reader.operations(session, 0, MAX_SEQ)]),
-            "tombstones": cls.total([row.body for row in reader.tombstones(session, 0, MAX_SEQ)]),
-        }
-
-    def check(self, reader: Reader, session: int) -> Iterator[str]:
-        """Yield a description of each sum that does not match the rows."""
-        for name, found in self.sums(reader, session).items():
-            if getattr(self, name) != found:
-                yield f"{_TALLIED[name]} do not add up: some are missing, damaged or old"
-        if self.lease is None and reader.lease(session) is not None:
-            yield "the tally of the session is missing, or is an old one"
-
 
 TALLY_MASK = (1 << 62) - 1
-_TALLIED = {"marks": "labels or tags", "operations": "operations", "tombstones": "deletions"}
 
 
 def _digest(body: bytes) -> int:

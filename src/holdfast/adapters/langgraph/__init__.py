@@ -4,7 +4,7 @@ Each thread is a session, and so is each namespace of a subgraph. Channels are k
 a step stores only the items that it added.
 """
 
-from holdfast.adapters.langgraph.maintenance import adopt
+from holdfast.adapters.langgraph.adopt import adopt
 from holdfast.adapters.langgraph.monkeypatches import patch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
 from holdfast.adapters.langgraph.serde import StrictSerializer

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast import Checkpoint, Notes
 from holdfast.adapters.langgraph.forks import is_placeholder
 from holdfast.adapters.langgraph.names import AGENT, LINKS, REPLACES, Links, ThreadAddress, id_of
-from holdfast.adapters.langgraph.thread import NewCheckpoint
+from holdfast.adapters.langgraph.namespace import NewCheckpoint
 from holdfast.adapters.langgraph.writes import WriteLog, in_attempt
-from holdfast.errors import CheckpointNotFound, InvalidRequest, SessionNotFound
+from holdfast.errors import InvalidRequest, SessionNotFound
 
 if TYPE_CHECKING:
-    from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
-
-    from holdfast.adapters.langgraph.saver import HoldfastSaver
-    from holdfast.adapters.langgraph.thread import Namespace, Threads
+    from holdfast.adapters.langgraph.namespace import Namespace
+    from holdfast.adapters.langgraph.threads import Threads
 
 _DELTA_CHANNELS = "counters_since_delta_snapshot"
 """Metadata of LangGraph's: the channels that it rebuilds from their writes."""
@@ -115,49 +112,6 @@ def _copy(source: Namespace, target: Namespace) -> None:
     copied = {c.key for c in checkpoints} == {c.key for c in target.all()}
     if copied and now and at and now.key != at.key:
         target.session.rewind(f"key:{now.key}")  # the source was rewound to it
-
-
-def adopt(source: BaseCheckpointSaver[Any], target: HoldfastSaver) -> int:
-    """Copy all threads of another saver. Return how many checkpoints were new.
-
-    The source is only read. Checkpoints that the target has are left alone, but writes that the
-    source has got since are added, unless the thread was continued in the target.
-
-    A saver does not list the path of a task. So writes keep the order in which it lists them.
-    """
-    new: list[dict[str, Any]] = []
-    for found in source.list(None):
-        configurable = found.config["configurable"]
-        address, id = ThreadAddress.from_config(found.config), configurable["checkpoint_id"]
-        theirs, ours = found.pending_writes or [], target.writes(address, id)
-        if ours is None:
-            new.append(configurable)
-        elif len(ours) < len(theirs) and _channels(ours) <= _channels(theirs):
-            target.set_writes(address, id, theirs)
-    new.sort(key=lambda configurable: str(configurable["checkpoint_id"]))  # parents first
-    for configurable in new:
-        _adopt(source, target, configurable)
-    return len(new)
-
-
-def _adopt(
-    source: BaseCheckpointSaver[Any], target: HoldfastSaver, configurable: dict[str, Any]
-) -> None:
-    config: RunnableConfig = {"configurable": configurable}
-    address, id = ThreadAddress.from_config(config), configurable["checkpoint_id"]
-    found = source.get_tuple(config)
-    if found is None:
-        raise CheckpointNotFound(f"checkpoint {id} has gone while its thread was copied")
-    if found.pending_writes:  # first: so a copied checkpoint has them all, even after a crash
-        target.set_writes(address, id, found.pending_writes)
-    parent = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
-    checkpoint = found.checkpoint
-    target.put(address.config(parent), checkpoint, found.metadata, checkpoint["channel_versions"])
-
-
-def _channels(writes: Sequence[PendingWrite]) -> set[tuple[str, str]]:
-    """Return which task has written to which channel."""
-    return {(task, channel) for task, channel, _ in writes}
 
 
 def _detach_forks(threads: Threads, namespace: Namespace, doomed: set[str] | None = None) -> bool:

@@ -32,8 +32,9 @@ from holdfast.adapters.langgraph.names import (
     ThreadAddress,
     id_of,
 )
+from holdfast.adapters.langgraph.namespace import Namespace, NewCheckpoint
 from holdfast.adapters.langgraph.serde import Decoder, StrictSerializer, decode, encode
-from holdfast.adapters.langgraph.thread import Namespace, NewCheckpoint, Threads
+from holdfast.adapters.langgraph.threads import Threads
 from holdfast.adapters.langgraph.writes import WriteLog, in_attempt, pending_writes, towards
 from holdfast.errors import CheckpointNotFound, InvalidRequest, NotFound
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from holdfast import Checkpoint, Store
-    from holdfast.adapters.langgraph.thread import State
+    from holdfast.adapters.langgraph.namespace import State
     from holdfast.adapters.langgraph.writes import Note
 
 

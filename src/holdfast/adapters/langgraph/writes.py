@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 
@@ -30,9 +30,19 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import PendingWrite
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
-    from holdfast.adapters.langgraph.thread import Namespace
+    from holdfast.adapters.langgraph.forks import Ancestry
 
     Note = dict[str, Any]
+
+
+class NoteSource(Protocol):
+    """What a WriteLog asks of a namespace."""
+
+    @property
+    def ancestry(self) -> Ancestry: ...
+    def owns(self, checkpoint: Checkpoint) -> bool: ...
+    def notes_of(self, session: str) -> Notes: ...
+    def forked_at(self) -> float: ...
 
 
 class WriteLog:
@@ -41,7 +51,7 @@ class WriteLog:
     Notes that were made after the time `until`, in microseconds, are left out.
     """
 
-    def __init__(self, namespace: Namespace, until: float = math.inf) -> None:
+    def __init__(self, namespace: NoteSource, until: float = math.inf) -> None:
         self._namespace, self._until = namespace, until
         self._sessions: dict[str, _SessionNotes] = {}
         self._fork: tuple[Checkpoint | None, float] | None = None

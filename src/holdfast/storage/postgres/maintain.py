@@ -13,7 +13,6 @@ from holdfast.format.records import MAX_SEQ, position
 from holdfast.storage.contract import Batch, StaleHead
 from holdfast.storage.postgres import schema as schemas
 from holdfast.storage.postgres import writer
-from holdfast.storage.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +73,7 @@ def add_up_anew(link: Link, reader: Reader, session: int) -> bool:
     link.execute("SELECT 1 FROM spans WHERE session = %s FOR UPDATE", (number,))
     if reader.damage(session) is None:
         return False
-    sums = map(Int8, Tally.sums(reader, session).values())
+    sums = map(Int8, reader.sums(session).values())
     link.execute(_TALLY, (number, *sums, number))
     low, high = Int8(position(session, 0)), Int8(position(session, MAX_SEQ))
     first = Int8(position(session, reader.span(session).first))

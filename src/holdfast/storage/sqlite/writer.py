@@ -274,7 +274,7 @@ def _write_plain(
     return True
 
 
-def _is_taken(error: apsw.ConstraintError) -> bool:
+def _is_taken(error: Any) -> bool:
     """Return whether a statement failed because there is a row with its key."""
     return error.extendedresult in (
         apsw.SQLITE_CONSTRAINT_PRIMARYKEY,
@@ -418,7 +418,7 @@ def add_up_anew(connection: apsw.Connection, reader: Reader, session: int) -> bo
     leases: list[Any] = execute(held, (session,)).fetchall()
     if lease is None and leases:
         lease = Tally.of_lease(*leases[0])
-    sums = Tally.sums(reader, session).values()
+    sums = reader.sums(session).values()
     execute("INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?)", (session, *sums, lease))
     low, first = position(session, 0), position(session, reader.span(session).first)
     execute("DELETE FROM journal WHERE pos >= ? AND pos < ?", (low, first))

@@ -15,16 +15,13 @@ import operator
 import threading
 import time
 from bisect import insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, cached_property, partial
-from itertools import takewhile
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import Checkpoint, Notes, Session, Store
-from holdfast.adapters.langgraph import forks
-from holdfast.adapters.langgraph.forks import Ancestry, Position, is_placeholder
+from holdfast.adapters.langgraph.forks import Ancestry, is_placeholder
 from holdfast.adapters.langgraph.names import (
     AGENT,
     AT,
@@ -56,8 +53,6 @@ if TYPE_CHECKING:
     State = dict[str, Any]
 
 _TRIES = 20
-_KNOWN, _WITH_STATES = 4_096, 64
-"""How many namespaces are remembered, and how many of them with their last state."""
 _MISSING = object()
 _MOVES = ("rewind", "undo", "redo", "repair")
 """Operations that may move a session's head."""
@@ -519,92 +514,3 @@ def _by_descending_id(checkpoints: Iterator[Checkpoint]) -> Iterator[Checkpoint]
 def _are_equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Return whether stored values are equal, including their types: 1 is not True."""
     return a.keys() == b.keys() and all(repr(a[key]) == repr(b[key]) for key in a)
-
-
-class Threads:
-    """The threads of a store. Remembers those that were used recently.
-
-    `metadata` returns the metadata of a checkpoint, decoded.
-    """
-
-    def __init__(self, store: Store, metadata: Callable[[Checkpoint], Any]) -> None:
-        self.store, self.metadata = store, metadata
-        self._lock = threading.Lock()
-        self._known: OrderedDict[ThreadAddress, Namespace] = OrderedDict()
-        self._with_states: OrderedDict[ThreadAddress, Namespace] = OrderedDict()
-
-    def namespace(self, address: ThreadAddress) -> Namespace:
-        root = self.namespace(address.root) if address.ns else None
-        with self._lock:
-            found = self._known.get(address)
-            if found is None:
-                origin = partial(self._origin, address) if address.ns else None
-                found = self._known[address] = Namespace(self.store, address, origin)
-            if root is not None:
-                found.root = root  # the old one may have been forgotten
-            self._known.move_to_end(address)
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-            self._with_states[address] = found
-            self._with_states.move_to_end(address)
-            unused = None
-            if len(self._with_states) > _WITH_STATES:
-                unused = self._with_states.popitem(last=False)[1]
-        if unused is not None:
-            unused.forget_states()
-        return found
-
-    def namespaces(self, thread: str) -> list[Namespace]:
-        """Return the namespaces of a thread, the root graph's first."""
-        names = sorted(self._subgraphs(thread))
-        return [self.namespace(ThreadAddress(thread, ns)) for ns in ["", *names]]
-
-    def all(self) -> list[Namespace]:
-        """Return the namespaces of all threads, to read them. They are not remembered."""
-        found = self.store.sessions(agent=AGENT)
-        return [Namespace(self.store, ThreadAddress.from_session(info.name)) for info in found]
-
-    def forget(self, namespace: Namespace) -> None:
-        with self._lock:
-            self._known.pop(namespace.address, None)
-            self._with_states.pop(namespace.address, None)
-
-    def position(self, namespace: Namespace, root: str | None = None) -> Position:
-        """Return where a graph continues; see forks.position()."""
-        return forks.position(namespace, self._root_id, root)
-
-    def _root_id(self, checkpoint: Checkpoint) -> str | None:
-        found: str | None = (self.metadata(checkpoint).get("parents") or {}).get("")
-        return found
-
-    def _subgraphs(self, thread: str) -> set[str]:
-        """Return the namespaces of a thread's subgraphs, including those that a fork inherits."""
-        root = self.namespace(ThreadAddress(thread))
-        prefix = f"{root.session.name}|"
-        names = (info.name for info in self.store.sessions(after=prefix))
-        own = takewhile(lambda name: name.startswith(prefix), names)
-        found = {ThreadAddress.from_session(name).ns for name in own}
-        with suppress(CheckpointNotFound):
-            if (point := root.ancestry.fork_point()) is not None and not root.owns(point):
-                found |= self._subgraphs(ThreadAddress.from_session(point.session).thread)
-        return found
-
-    def _origin(self, address: ThreadAddress) -> Checkpoint | None:
-        """Return the checkpoint that a subgraph of a fork begins with: see `Ancestry`."""
-        root = self.namespace(address.root)
-        try:
-            point = root.ancestry.fork_point()
-        except CheckpointNotFound:
-            root.check_fork_point()
-            lost = ThreadAddress.from_session(root.ancestry.placeholders()[-1].parent_session or "")
-            left = Namespace(self.store, lost._replace(ns=address.ns)).own()
-            if any(c.created_us <= root.forked_at() for c in left):
-                raise
-            return None  # before it was deleted, the fork would have got it
-        if point is None or not point.key or root.owns(point):
-            return None
-        forked = ThreadAddress.from_session(point.session)._replace(ns=address.ns)
-        return forks.position_in_fork(
-            self.namespace(forked), point, root.forked_at(),
-            WriteLog(root).interrupted_at(point), self._root_id,
-        )  # fmt: skip
