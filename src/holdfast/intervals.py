@@ -31,6 +31,10 @@ class IntervalSet:
 
     def add(self, low: int, high: int) -> list[tuple[int, int]]:
         """Add an interval. Return the parts of it that were not in the set before."""
+        if self._lows and self._lows[-1] <= low <= self._highs[-1]:  # most continue the last one
+            end = self._highs[-1]
+            self._highs[-1] = max(end, high)
+            return [(end, high)] if end < high else []
         first = bisect_left(self._highs, low)
         last = bisect_right(self._lows, high)
         new: list[tuple[int, int]] = []

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from holdfast.storage.reader import Reader
 
 
-_PAGE = 128
+_FIRST_PAGE, _PAGE = 16, 128
 _PROBE = 256
 """How many index entries are read per filter to find the filter with the fewest."""
 _LEAD, _EXCERPT = 40, 160
@@ -200,6 +200,8 @@ class _Search:
         """Within one session: the seqs with the tag or label that are not yet checked."""
         self._text = _Text(query.text, stopped) if query.text is not None else None
         self._term: tuple[int, bytes] | None = None
+        self._size = min(_FIRST_PAGE, _PAGE)
+        """Candidates in the next page. Most callers want a few hits, so the first page is small."""
 
     def run(self, before: str | None) -> Iterator[Hit]:
         cursor = None if before is None else self._cursor(before)
@@ -238,14 +240,15 @@ class _Search:
             return self._in_session(reader, self._session, cursor)
         if self._term is None and self._query.agent is not None:
             return self._by_agent(reader, cursor)
-        low, high = self._bounds(cursor)
+        (low, high), size = self._bounds(cursor), self._size
+        self._size = min(4 * size, _PAGE)
         if self._term is None:
-            rows = reader.newest_ids(low, high, _PAGE)
-            after = Cursor(rows[-1].id) if len(rows) == _PAGE else None
+            rows = reader.newest_ids(low, high, size)
+            after = Cursor(rows[-1].id) if len(rows) == size else None
             return [row.address for row in rows], after
-        found = reader.find_terms(*self._term, low, high, _PAGE)
+        found = reader.find_terms(*self._term, low, high, size)
         places = [row.address for id in found for row in reader.find_ids(id, id, 1)]
-        return places, Cursor(found[-1]) if len(found) == _PAGE else None
+        return places, Cursor(found[-1]) if len(found) == size else None
 
     def _bounds(self, cursor: Cursor | None) -> tuple[bytes, bytes]:
         """Return the range of ids to search.

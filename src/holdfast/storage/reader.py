@@ -139,7 +139,11 @@ class Reader:
 
     def find_ids(self, low: bytes, high: bytes, limit: int) -> list[IdRow]:
         """Return the checkpoints with low <= id <= high, ordered by id."""
-        rows = self.view.scan(CHECKPOINTS_BY_ID, low, high + b"\0", limit=limit)
+        if low == high and limit == 1:
+            row = self.view.get(CHECKPOINTS_BY_ID, low)
+            rows = [] if row is None else [row]
+        else:
+            rows = self.view.scan(CHECKPOINTS_BY_ID, low, high + b"\0", limit=limit)
         return [_id_row((pos >> SEQ_BITS, pos & MAX_SEQ, id)) for id, pos in rows]
 
     def newest_ids(self, low: bytes, high: bytes, limit: int) -> list[IdRow]:

@@ -54,7 +54,10 @@ class Queries:
             bindings += (floor, low, low)
         elif low is not None:
             bindings += (low,)
-        bindings += tuple([value for value in (high, limit) if value is not None])
+        if high is not None:
+            bindings += (high,)
+        if limit is not None:
+            bindings += (limit,)
         shape = index, len(prefix), low is None, high is None, floor is None, reverse, limit is None
         text = self._texts.get(shape)
         if text is None:

@@ -141,6 +141,9 @@ class FilesView(View):
         if index is COUNTERS:
             number = self._home.turns.read(key[0]) if key[0] in (FREED, COPIED) else None
             return None if number is None else (key[0], number)
+        if index is CHECKPOINTS_BY_ID:
+            rows = self.scan(index, key[0], key[0] + b"\0", limit=1)
+            return rows[0] if rows else None
         by_session = index.by[0] != "pos"
         ledger = self.ledger(key[0] if by_session else key[0] >> SEQ_BITS)
         if ledger is None:

@@ -59,20 +59,23 @@ def _places(index: Index, fixed: int) -> tuple[list[int], list[int]]:
     return order, [i for i, name in enumerate(index.columns) if name in INTEGERS]
 
 
-def _check_keys(index: Index, fixed: int, rows: list[Row], low: Any, high: Any) -> None:
-    """Raise Corrupt unless the keys ascend. A damaged tree may return any keys, endlessly."""
+def _check_keys(
+    index: Index, fixed: int, rows: list[Row], low: Any, high: Any, *, reverse: bool
+) -> None:
+    """Raise Corrupt unless the keys are in order. A damaged tree may return any keys, endlessly."""
     order, numbers = _places(index, fixed)
     at = order[0]
-    keys: list[Any] = [row[at] for row in rows]
+    first, last = (rows[-1], rows[0]) if reverse else (rows[0], rows[-1])
     try:
-        sound = (low is None or low <= keys[0]) and (high is None or keys[-1] < high)
-        if len(order) > 1:
-            keys = [tuple([row[i] for i in order]) for row in rows]
-        if len(keys) > 1:
-            sound = sound and sorted(keys) == keys and len({*keys}) == len(keys)
+        sound = (low is None or low <= first[at]) and (high is None or last[at] < high)
+        if len(rows) > 1:
+            keys = [row[at] if len(order) == 1 else tuple([row[i] for i in order]) for row in rows]
+            sound = sound and sorted(keys, reverse=reverse) == keys and len({*keys}) == len(keys)
+        if numbers:
+            sound = sound and {type(row[i]) for row in rows for i in numbers} == {int}
     except TypeError:
         sound = False
-    if not sound or any({type(row[i]) for row in rows} != {int} for i in numbers):
+    if not sound:
         raise Corrupt(f"the table {index.table} is damaged: its keys are out of order")
 
 
@@ -132,8 +135,8 @@ class SqliteView(View):
         )
         rows = self._all(sql, bindings)
         if rows and index is not COUNTERS:  # whose damage has a check of its own
-            ascending = rows[::-1] if reverse else rows
-            _check_keys(index, len(prefix), ascending, low if floor is None else None, high)
+            least = low if floor is None else None
+            _check_keys(index, len(prefix), rows, least, high, reverse=reverse)
         return _with_age(rows) if index is LEASES else rows
 
     def count(self, table: str) -> int:
