@@ -18,7 +18,7 @@ from holdfast.errors import Corrupt, InvalidRequest, Unavailable
 from holdfast.format.records import SPACES, seal_counter, unseal_counter
 from holdfast.storage import fs
 from holdfast.storage.contract import Backend, Batch, Key, StaleHead, View
-from holdfast.storage.stored_rows import Plan, check_all, in_order, lease_now, looked_up, sizes
+from holdfast.storage.memory_tables import Plan, check_all, in_order, lease_now, looked_up, sizes
 from holdfast.storage.tables import TABLES, Index, Row
 
 Changes = dict[tuple[str, Key], Row | None]  # by table and key; None is a row that was removed

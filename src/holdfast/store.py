@@ -296,7 +296,7 @@ class Store:
             return neighbours(reader, checkpoint, limit)
 
     def id_length(self, checkpoints: Iterable[Checkpoint]) -> int:
-        """Return how many characters of these ids tell each from all others in the store."""
+        """Return how many characters of an id are enough to name each of these in the store."""
         with self._repository.reader() as reader:
             return id_length(reader, checkpoints)
 

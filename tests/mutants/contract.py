@@ -21,7 +21,7 @@ from holdfast.storage.contract import (
     StaleHead,
     Unchanged,
 )
-from holdfast.storage.stored_rows import Plan, check_all
+from holdfast.storage.memory_tables import Plan, check_all
 from holdfast.storage.tables import (
     BLOB_USES,
     CHECKPOINTS,
@@ -43,13 +43,13 @@ def _unless(real: Any, ignored: Any) -> Any:
     return check
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def equals_is_not_checked(real: Any) -> Any:
     """Equals is refused if a column has another value."""
     return _unless(real, lambda guard: isinstance(guard, Equals) and guard.value is not None)
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def equals_accepts_a_missing_row(real: Any) -> Any:
     """Equals is refused if there is no row."""
 
@@ -60,19 +60,19 @@ def equals_accepts_a_missing_row(real: Any) -> Any:
     return check
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def equals_none_is_not_checked(real: Any) -> Any:
     """Equals None is refused if there is a value."""
     return _unless(real, lambda guard: isinstance(guard, Equals) and guard.value is None)
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def present_is_not_checked(real: Any) -> Any:
     """Present is refused if there is no row."""
     return _unless(real, lambda guard: isinstance(guard, Present))
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def absent_is_not_checked(real: Any) -> Any:
     """Absent is refused if there is a row."""
     return _unless(
@@ -80,19 +80,19 @@ def absent_is_not_checked(real: Any) -> Any:
     )
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def taken_names_are_free(real: Any) -> Any:
     """A session gets no name that another one has."""
     return _unless(real, lambda guard: guard.by is SESSIONS_BY_NAME)
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def unchanged_is_not_checked(real: Any) -> Any:
     """Unchanged is refused if a scan returns other rows."""
     return _unless(real, lambda guard: isinstance(guard, Unchanged))
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def unchanged_counts_rows(real: Any) -> Any:
     """Unchanged compares the rows."""
 
@@ -105,7 +105,7 @@ def unchanged_counts_rows(real: Any) -> Any:
     return check
 
 
-@mutant(".storage.stored_rows:check")
+@mutant(".storage.memory_tables:check")
 def guards_raise_another_error(real: Any) -> Any:
     """A guard that does not hold raises its own error."""
 
@@ -148,7 +148,7 @@ def _changed(real: Any, change: Any) -> Any:
     return add
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def delete_if_ignores_the_value(real: Any) -> Any:
     """DeleteIf is refused if the column has another value."""
 
@@ -158,7 +158,7 @@ def delete_if_ignores_the_value(real: Any) -> Any:
     return _changed(real, change)
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def puts_keep_the_row(real: Any) -> Any:
     """A put replaces the row of its key."""
 
@@ -169,7 +169,7 @@ def puts_keep_the_row(real: Any) -> Any:
     return add
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def deletes_are_forgotten(real: Any) -> Any:
     """A delete removes its row."""
     return lambda self, write: None if isinstance(write, Delete) else real(self, write)
@@ -184,37 +184,37 @@ def _range(real: Any, low: int, high: int) -> Any:
     return _changed(real, change)
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def ranges_include_their_end(real: Any) -> Any:
     """A range ends before its high bound."""
     return _range(real, 0, 1)
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def ranges_exclude_their_beginning(real: Any) -> Any:
     """A range begins with its low bound."""
     return _range(real, 1, 0)
 
 
-@mutant(".storage.stored_rows:Plan._count")
+@mutant(".storage.memory_tables:Plan._count")
 def entries_are_not_counted(real: Any) -> Any:
     """The number of an entry is never used again."""
     return nothing
 
 
-@mutant(".storage.ordered_rows:OrderedRows.replace")
+@mutant(".storage.memory_tables:OrderedRows.replace")
 def indexes_keep_removed_rows(real: Any) -> Any:
     """A removed row is found by no index."""
     return lambda self, old, new: real(self, old if len(self.key(old) or ()) == 1 else None, new)
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def renames_are_forgotten(real: Any) -> Any:
     """A rename gives a session its new name."""
     return lambda self, write: None if isinstance(write, Rename) else real(self, write)
 
 
-@mutant(".storage.stored_rows:Plan._share")
+@mutant(".storage.memory_tables:Plan._share")
 def missing_blobs_are_shared(real: Any) -> Any:
     """Share without a body is refused if the blob does not exist."""
 
@@ -225,19 +225,19 @@ def missing_blobs_are_shared(real: Any) -> Any:
     return share
 
 
-@mutant(".storage.stored_rows:Plan._share")
+@mutant(".storage.memory_tables:Plan._share")
 def shared_blobs_are_replaced(real: Any) -> Any:
     """A blob that exists is shared."""
     return lambda self, write: real(self, write._replace(rewrite=True))
 
 
-@mutant(".storage.stored_rows:Plan._share")
+@mutant(".storage.memory_tables:Plan._share")
 def damaged_blobs_are_shared(real: Any) -> Any:
     """A damaged blob is written again."""
     return lambda self, write: real(self, write._replace(rewrite=False))
 
 
-@mutant(".storage.stored_rows:Plan._share")
+@mutant(".storage.memory_tables:Plan._share")
 def uses_are_not_counted(real: Any) -> Any:
     """Every use of a blob is counted."""
 

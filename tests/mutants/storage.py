@@ -91,7 +91,7 @@ def keys_can_be_taken(real: Any) -> Any:
     return changed
 
 
-@mutant(".storage.stored_rows:Plan.add")
+@mutant(".storage.memory_tables:Plan.add")
 def memory_refuses_no_row(real: Any) -> Any:
     """A backend refuses a new row if there is one with its key."""
 

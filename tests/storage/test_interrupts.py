@@ -22,7 +22,7 @@ from holdfast import storage
 from holdfast.storage import fs, group_commit, memory
 from holdfast.storage.files import session_folders, store_folder
 from holdfast.storage.files.log import SessionLog
-from holdfast.storage.ordered_rows import OrderedRows
+from holdfast.storage.memory_tables import OrderedRows
 from holdfast.storage.postgres.backend import PostgresBackend
 from holdfast.storage.sqlite import wal, writer
 from holdfast.storage.sqlite.backend import SqliteBackend

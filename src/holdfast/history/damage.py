@@ -1,4 +1,4 @@
-"""Learn about a checkpoint from its neighbours, because its own record may be unreadable.
+"""Learn about a checkpoint with an unreadable record from its neighbours.
 
 A checkpoint stores the id and the step of its parent, and the seq of its grandparent. The head's
 row stores the seq of the head's parent. So a damaged record leaves traces in its neighbours.

@@ -190,7 +190,7 @@ def _number(text: str) -> int | None:
 
 
 def id_length(reader: Reader, checkpoints: Iterable[Checkpoint]) -> int:
-    """Return how many characters of these ids tell each from all others in the store."""
+    """Return how many characters of an id are enough to name each of these in the store."""
     length = _SHORTEST_ID
     for checkpoint in checkpoints:
         while length < ids.CHARS:

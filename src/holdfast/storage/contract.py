@@ -289,13 +289,13 @@ class Backend(Protocol):
         ...
 
     def commit_all(self, first: Batch, rest: Sequence[Batch]) -> list[bool]:
-        """Write a batch, and all others that are not refused, each of them whole.
+        """Write a batch, and then each of the others, unless it is refused.
 
-        Return which of the others were written. They are durable even in a store that otherwise
-        does not wait for the disk. Raises the refusal of the first one, and writes nothing then.
-        No other `commit_all` runs meanwhile, and no batch that guards or writes counters.
-        A batch that only removes data, with DeleteIf, may be made later, by `compact`. So may the
-        removal of entries of a journal.
+        Each is written as a whole. Return which of the others were written. They are durable even
+        in a store that otherwise does not wait for the disk. Raises the refusal of the first one,
+        and writes nothing then. No other `commit_all` runs meanwhile, and no batch that guards or
+        writes counters. A batch that only removes data, with DeleteIf, may be made later, by
+        `compact`. So may the removal of entries of a journal.
         """
         ...
 

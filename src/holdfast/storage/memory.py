@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.errors import InvalidRequest
 from holdfast.format.records import SPACES, seal_counter, unseal_counter
 from holdfast.storage.contract import Backend, StaleHead, View
-from holdfast.storage.ordered_rows import OrderedRows
-from holdfast.storage.stored_rows import (
+from holdfast.storage.memory_tables import (
     COLUMNS,
+    OrderedRows,
     Plan,
     check_all,
     in_order,

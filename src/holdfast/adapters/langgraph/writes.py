@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class NoteSource(Protocol):
-    """What a WriteLog asks of a namespace."""
+    """The part of a namespace that a WriteLog reads."""
 
     @property
     def ancestry(self) -> Ancestry: ...

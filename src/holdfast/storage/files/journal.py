@@ -13,7 +13,7 @@ from holdfast.storage import fs
 from holdfast.storage.files import row_json
 from holdfast.storage.files.lines import DIGITS, read_entry
 from holdfast.storage.files.log import hint, read_hint
-from holdfast.storage.ordered_rows import OrderedRows
+from holdfast.storage.memory_tables import OrderedRows
 from holdfast.storage.tables import TABLES
 from holdfast.storage.tally import Lease
 

@@ -35,7 +35,7 @@ from holdfast.storage.files.lines import (
     show_origin,
     writes_of,
 )
-from holdfast.storage.ordered_rows import OrderedRows
+from holdfast.storage.memory_tables import OrderedRows
 from holdfast.storage.tables import TABLES
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from holdfast.storage.files import item_files, journal, row_json, store_folder
 from holdfast.storage.files.log import identity_of
 from holdfast.storage.files.session_folders import BLOBS as BLOB_FOLDER
 from holdfast.storage.files.session_folders import blob_path, record_path
-from holdfast.storage.ordered_rows import OrderedRows
-from holdfast.storage.stored_rows import looked_up
+from holdfast.storage.memory_tables import OrderedRows, looked_up
 from holdfast.storage.tables import (
     BLOB_USES,
     BLOBS,

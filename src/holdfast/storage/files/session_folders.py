@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.storage.files.log import NewLine
-    from holdfast.storage.ordered_rows import OrderedRows
+    from holdfast.storage.memory_tables import OrderedRows
     from holdfast.storage.tables import Index
 
 _MOVE = "one of these folders is a copy, or of another store: move it away, and export() it there"
