@@ -12,9 +12,7 @@ from holdfast.errors import CheckpointNotFound, InvalidRequest, NotSerializable,
 from holdfast.format import state_paths, values
 from holdfast.format.delta import lay_out
 from holdfast.format.typed_states import to_model
-from holdfast.history import blame as blaming
 from holdfast.history import checkpoint_fields as fielding
-from holdfast.history import diff as differing
 from holdfast.history import leases, lineage
 from holdfast.history import load as loading
 from holdfast.history.checkpoint import Checkpoint, SessionInfo
@@ -25,7 +23,6 @@ from holdfast.history.load import Items, Part, Series
 from holdfast.history.notes import Notes
 from holdfast.history.oplog import CHECKPOINT, OPERATION, NextStep, Operator, next_step
 from holdfast.history.revisions import Resolver, check_own
-from holdfast.history.search import Query, search
 from holdfast.history.sessions import describe
 from holdfast.history.token_usage import Totals, totals
 from holdfast.history.watch import Watcher
@@ -34,7 +31,7 @@ from holdfast.log import logger
 from holdfast.model import NOTHING, Operation, ToolCall
 from holdfast.storage.rows import Address, SessionRow
 
-# As in store.py, methods import maintenance and runs when they need them.
+# As in store.py, methods import maintenance, runs, diff and search when they need them.
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.format.nodes import Node
     from holdfast.format.records import Head
     from holdfast.history.checkpoint_fields import Fields
+    from holdfast.history.diff import Changes, Diff
     from holdfast.history.search import Filters
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import Report
@@ -664,6 +662,8 @@ class Session:
 
         The filters are those of Store.find(), without `agent`.
         """
+        from holdfast.history.search import Query, search
+
         query = Query.of(filters, text=text)
         backend = self._repository.backend
         return (hit.checkpoint for hit in search(backend, query, before, limit, self.name))
@@ -687,24 +687,28 @@ class Session:
         """
         return Watcher(self._repository.backend, self.name).follow(interval, patience)
 
-    def diff(self, a: Revision, b: Revision | None = None) -> differing.Diff:
+    def diff(self, a: Revision, b: Revision | None = None) -> Diff:
         """Return the changes from `a` to `b` (default: the head).
 
         Only parts that differ are read.
         """
+        from holdfast.history.diff import diff
+
         with self._repository.reader() as reader:
             left, right = (lineage.read_row(reader, self._place(reader, r)).node() for r in (a, b))
-            return differing.diff(left, right, self._repository.data(reader))
+            return diff(left, right, self._repository.data(reader))
 
-    def changes(self, revision: Revision | None = None) -> differing.Changes:
+    def changes(self, revision: Revision | None = None) -> Changes:
         """Return what a checkpoint changed (default: the head), against the nearest ancestor.
 
         Damaged and pruned ancestors are skipped. The whole state of a first checkpoint counts as
         added.
         """
+        from holdfast.history.diff import changes
+
         with self._repository.reader() as reader:
             place = self._place(reader, revision)
-            return differing.changes(reader, place, self._repository.data(reader))
+            return changes(reader, place, self._repository.data(reader))
 
     def blame(self, path: state_paths.Path, revision: Revision | None = None) -> Checkpoint:
         """Return the checkpoint in which the value at `path` last changed.
@@ -712,10 +716,12 @@ class Session:
         `path` is for example "plan.budget". The search starts at `revision` (default: the head) and
         follows its ancestors.
         """
+        from holdfast.history.blame import blame
+
         with self._repository.reader() as reader:
             place = self._place(reader, revision)
             source = self._repository.data(reader)
-            found = blaming.blame(reader, source, place, path)
+            found = blame(reader, source, place, path)
             # As in history(): a session whose name cannot be read does not fail here.
             return lineage.page(reader, found, limit=1)[0][0]
 

@@ -10,9 +10,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.history import leases, lineage
 from holdfast.history.checkpoint import Checkpoint, SessionInfo
 from holdfast.history.damage import Neighbours, neighbours
-from holdfast.history.diff import Comparison, compare
 from holdfast.history.revisions import find_in_store, id_length
-from holdfast.history.search import Hit, Query, search
 from holdfast.history.sessions import deleted, recent, sessions
 from holdfast.history.watch import Watcher
 from holdfast.log import logger
@@ -20,15 +18,16 @@ from holdfast.session import Session
 from holdfast.storage.repository import Repository
 from holdfast.storage.url import address, open_backend
 
-# The methods below import maintenance, runs and transfer when they need them. At the top, these
-# would take a third of the time of `holdfast log`: 220 ms of CPU instead of 150.
+# The methods below import maintenance, runs, transfer, diff and search when they need them. At the
+# top, these would take a third of the time of `holdfast log`.
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Unpack
 
     from holdfast.errors import HoldfastError
-    from holdfast.history.search import Filters
+    from holdfast.history.diff import Comparison
+    from holdfast.history.search import Filters, Hit
     from holdfast.maintenance.autoprune import AutoPruner
     from holdfast.maintenance.gc import Collected, GcProgress
     from holdfast.maintenance.repair import RepairResult
@@ -215,6 +214,8 @@ class Store:
         session is listed with a description of the damage, and a filter on a part that cannot be
         read counts as a match. `after` starts behind the session of that name.
         """
+        from holdfast.history.search import Query
+
         return sessions(self._repository, agent, Query.of(filters), after)
 
     def recent(self, checkpoints: int = 200) -> list[SessionInfo]:
@@ -253,6 +254,8 @@ class Store:
         each with its newest checkpoint first. `text` searches all strings of a state. `before` is
         the last checkpoint of the page before, or its id. `limit` bounds the number of results.
         """
+        from holdfast.history.search import Query, search
+
         query = Query.of(filters, agent=agent, text=text)
         return (hit.checkpoint for hit in search(self._repository.backend, query, before, limit))
 
@@ -270,6 +273,8 @@ class Store:
 
         `stopped` is called during the search, which ends early once it returns True.
         """
+        from holdfast.history.search import Query, search
+
         query = Query.of(filters, agent=agent, text=text)
         return search(self._repository.backend, query, before, limit, stopped=stopped)
 
@@ -278,6 +283,8 @@ class Store:
 
         Both are checkpoints of any session, or their ids. Only data that differs is read.
         """
+        from holdfast.history.diff import compare
+
         left, right = (c if isinstance(c, Checkpoint) else self.get(c) for c in (a, b))
         return compare(self._repository, left, right)
 

@@ -10,12 +10,12 @@ from holdfast.errors import UNREADABLE, InvalidRequest
 from holdfast.format import records
 from holdfast.history import lineage
 from holdfast.history.checkpoint import SessionInfo
-from holdfast.history.search import Query
 from holdfast.storage.rows import Address, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.history.search import Query
     from holdfast.storage.reader import Reader
     from holdfast.storage.repository import Repository
 
@@ -30,7 +30,7 @@ def sessions(
 
     Raises InvalidRequest if a filter is invalid.
     """
-    Query(agent).check()
+    type(query)(agent).check()
     query.check()
     if after is not None and not isinstance(after, str):
         raise InvalidRequest(f"after must be the name of a session, not {after!r}")
@@ -95,7 +95,7 @@ def _may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
     if agent not in (None, info.agent) and not (unknown and info.agent is None):
         return False
     if info.head is None:
-        return unknown or query == Query()
+        return unknown or query == type(query)()
     return query.may_match(info.head)
 
 

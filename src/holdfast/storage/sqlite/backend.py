@@ -23,7 +23,6 @@ from holdfast.storage.group_commit import Group, Member, finish_all
 from holdfast.storage.reader import Reader
 from holdfast.storage.sqlite import schema, writer
 from holdfast.storage.sqlite.reader import SqliteView
-from holdfast.storage.sqlite.salvage import is_sound, salvage
 from holdfast.storage.sqlite.wal import Checkpointer
 
 if TYPE_CHECKING:
@@ -390,6 +389,8 @@ class SqliteBackend(Backend):
                 break
         with schema.translated(self.path):
             if erase:
+                from holdfast.storage.sqlite.salvage import is_sound
+
                 with self._checkpointer.lock, self._alone(), closing(self._connect()) as connection:
                     if not is_sound(connection):  # VACUUM can make damage worse
                         raise Corrupt(
@@ -401,6 +402,8 @@ class SqliteBackend(Backend):
             return self._checkpointer.scrub()
 
     def salvage(self, accept: int | None = None) -> bool:
+        from holdfast.storage.sqlite.salvage import salvage  # few stores ever need it
+
         if accept is not None:
             with self._transaction() as connection:
                 connection.execute("BEGIN IMMEDIATE")
