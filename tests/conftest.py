@@ -73,8 +73,8 @@ def work_in_memory() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers for each processor: many tests wait for a server or another process."""
-    return (os.cpu_count() or 1) * 2
+    """Half as many workers again as processors: many tests wait for a server or another process."""
+    return (os.cpu_count() or 1) * 3 // 2
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,7 @@ from holdfast.format import records, rows
 from holdfast.format.records import Info
 from holdfast.history import revisions
 from holdfast.maintenance import verify
-from holdfast.storage.sqlite import backend, schema
+from holdfast.storage.sqlite import salvage, schema
 from holdfast.storage.sqlite.reader import name_hash
 
 from . import bitrot, subjects
@@ -114,7 +114,7 @@ def test_mutant_that_mends_in_place(monkeypatch):
         connection.close()
         return True
 
-    monkeypatch.setattr(backend, "salvage", cast)
+    monkeypatch.setattr(salvage, "salvage", cast)
     known = subject(closed=True)
     places = bitrot.cell_heads(known.files[MAIN], interior=False)
     damages = [(MAIN, damage) for damage in bitrot.some(places, 400)]
@@ -160,7 +160,7 @@ def test_mutant_that_makes_indexes_of_damaged_rows(monkeypatch):
         connection.close()
         return True
 
-    monkeypatch.setattr(backend, "salvage", trusting)
+    monkeypatch.setattr(salvage, "salvage", trusting)
     failures = str(found_by().failures)
     assert "could be begun anew" in failures
     assert "does not load any more" in failures
