@@ -1,4 +1,4 @@
-"""Learn about a checkpoint with an unreadable record from its neighbours.
+"""Learn from its neighbours about a checkpoint whose record is unreadable.
 
 A checkpoint stores the id and the step of its parent, and the seq of its grandparent. The head's
 row stores the seq of the head's parent. So a damaged record leaves traces in its neighbours.
