@@ -237,7 +237,7 @@ def terminal(
     for name in ("NO_COLOR", "FORCE_COLOR", "_HOLDFAST_COMPLETE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOLDFAST_STORE", "store.db")
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "path", [*sys.path])  # `resume` looks in the folder first
     monkeypatch.chdir(tmp_path)
     return Terminal(tmp_path, capsys)

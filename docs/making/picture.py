@@ -3,12 +3,15 @@
 import contextlib
 import datetime as dt
 import io
+import json
+import os
 import random
 import re
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import click
@@ -19,7 +22,7 @@ import holdfast
 from holdfast.cli import main, output
 
 START = dt.datetime(2026, 5, 4, 9, 0, tzinfo=dt.UTC)
-WIDTH = 96
+WIDTH = 108
 
 
 def svg() -> str:
@@ -39,6 +42,7 @@ def printed() -> str:
         tempfile.TemporaryDirectory() as folder,
         mock.patch("time.time_ns", clock),
         mock.patch("holdfast.ids._random", random.Random(42)),
+        mock.patch.dict(os.environ, COLUMNS=str(WIDTH)),
     ):
         url = str(Path(folder) / "agent.db")
         with holdfast.open(url) as store:
@@ -74,23 +78,37 @@ class _Clock:
 def _history(store: holdfast.Store, wait: Callable[[int], None]) -> None:
     """Save a trip that is planned twice, and fork it once."""
     trip = store.session("trip-42", agent="planner")
-    trip.save({"messages": ["Three days in Lisbon."], "budget": 900}, label="asked")
+    trip.save({"messages": [_said("user", "Three days in Lisbon.")], "budget": 900}, label="asked")
     wait(41)
     usage = holdfast.Usage(1_830, 0.0092)
-    trip.append("messages", "A hotel by the river?", tags=["plan"], usage=usage)
+    trip.append("messages", _said("assistant", "A hotel by the river?"), tags=["plan"], usage=usage)
     wait(65)
     call = holdfast.ToolCall("c1", "book_hotel", {"nights": 3})
-    trip.append("messages", "I will book it.", pending=[call], usage=holdfast.Usage(640, 0.0031))
+    asks = _said("assistant", "") | {"tool_calls": [_function(call)]}
+    trip.append("messages", asks, pending=[call], usage=holdfast.Usage(640, 0.0031))
     wait(160)
     trip.rewind("tag:plan")
-    trip.append("messages", "Something cheaper?")
+    trip.append("messages", _said("user", "Something cheaper?"))
     wait(38)
     trip.patch(set={"budget": 600}, usage=holdfast.Usage(2_210, 0.0111), label="cheaper")
     wait(75)
     hostel = trip.fork("trip-42-hostel", at="tag:plan")
     usage = holdfast.Usage(1_120, 0.0056)
-    hostel.append("messages", "A hostel in Alfama.", usage=usage, status="completed")
+    hostel.append(
+        "messages", _said("assistant", "A hostel in Alfama."), usage=usage, status="completed"
+    )
     wait(52)
     usage = holdfast.Usage(1_480, 0.0073)
-    trip.append("messages", "Booked: Casa do Rio.", usage=usage, status="completed")
+    trip.append(
+        "messages", _said("assistant", "Booked: Casa do Rio."), usage=usage, status="completed"
+    )
     wait(180)
+
+
+def _said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def _function(call: holdfast.ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.history.diff import Change, Changes, Comparison, Diff
     from holdfast.history.leases import Owner
     from holdfast.history.load import Items, Part, Series
+    from holdfast.history.message_parts import MessagePart
     from holdfast.history.notes import Notes
     from holdfast.history.oplog import NextStep
     from holdfast.history.search import Hit
@@ -81,6 +82,7 @@ else:
         "history.oplog": "NextStep",
         "history.load": "Items Part Series",
         "history.search": "Hit",
+        "history.message_parts": "MessagePart",
         "history.notes": "Notes",
         "history.token_usage": "Totals",
         "history.watch": "Watcher",
@@ -130,11 +132,12 @@ __all__ = [
     "Changes", "Checkpoint", "CheckpointNotFound", "Collected", "Comparison", "Conflict",
     "Conversation", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds", "Fenced", "Finding",
     "HeadMoved", "Hit", "HoldfastError", "InDoubt", "InvalidRequest", "Items", "KeyTaken",
-    "MadeCall", "Moment", "Neighbours", "Never", "NextStep", "NotFound", "NotSerializable", "Notes",
-    "Operation", "Owner", "Part", "Pending", "Plan", "Policy", "Problem", "RepairResult",
-    "Repaired", "Report", "Retention", "Retries", "Run", "Series", "Session", "SessionBusy",
-    "SessionExists", "SessionInfo", "SessionNotFound", "Stats", "StepChanged", "StepFailed",
-    "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals", "Transferred", "Unavailable",
-    "UnsupportedFormat", "Usage", "Verdict", "Watcher", "aopen", "current_key", "dangling_calls",
-    "diagnose", "duration", "file_kind", "memory_limit", "new_file", "open",
+    "MadeCall", "MessagePart", "Moment", "Neighbours", "Never", "NextStep", "NotFound",
+    "NotSerializable", "Notes", "Operation", "Owner", "Part", "Pending", "Plan", "Policy",
+    "Problem", "RepairResult", "Repaired", "Report", "Retention", "Retries", "Run", "Series",
+    "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound", "Stats",
+    "StepChanged", "StepFailed", "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals",
+    "Transferred", "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "Watcher", "aopen",
+    "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
+    "new_file", "open",
 ]  # fmt: skip

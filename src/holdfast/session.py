@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast import ids
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.format.records import Head
     from holdfast.history.checkpoint_fields import Fields
     from holdfast.history.diff import Changes, Diff
+    from holdfast.history.message_parts import MessagePart
     from holdfast.history.search import Filters
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import Report
@@ -64,6 +66,8 @@ SAME: Any = object()
 """Default of `Session.fork(state=…)`: the fork starts with the state of its origin."""
 _FIRST_PAGE = 4
 """Checkpoints in the first page of history(). Most callers want only the newest."""
+_SUMMARIES = 10
+"""How many checkpoints get their summaries in one view."""
 
 
 class Session:
@@ -552,6 +556,22 @@ class Session:
         """Return a Series, which loads many states of this session and reads shared items once."""
         return Series(self._repository.backend, self.name)
 
+    def transcript(
+        self, revision: Revision | None = None, *, path: state_paths.Path | None = None
+    ) -> list[MessagePart]:
+        """Return the conversation at `revision` (default: the head), for people to read.
+
+        Its parts are texts, tool calls, each followed by its result, and the names of files. The
+        messages may have the shape of any framework that holdfast has an adapter or an importer
+        for. They are those at `path`; by default, the longest list of messages in the state.
+        """
+        from holdfast.history.transcript import conversation, transcript
+
+        if path is None:
+            return transcript(conversation(self.load(revision)))
+        found = self.load(revision, path=path)
+        return transcript(found if isinstance(found, list) else [found])
+
     def refresh(self) -> Checkpoint | None:
         """Make the present head the expected head of this handle, and return it.
 
@@ -621,8 +641,17 @@ class Session:
         with self._repository.reader() as reader:
             return self._checkpoint(reader, self._place(reader, revision))
 
-    def history(self, revision: Revision | None = None) -> Iterator[Checkpoint]:
-        """Yield the head (or `revision`) and its ancestors, newest first, across forks."""
+    def history(
+        self, revision: Revision | None = None, *, summary: bool = False
+    ) -> Iterator[Checkpoint]:
+        """Yield the head (or `revision`) and its ancestors, newest first, across forks.
+
+        With `summary`, each has a `summary`: one line on what it changed.
+        """
+        found = self._line(revision)
+        return self._with_summaries(found) if summary else found
+
+    def _line(self, revision: Revision | None) -> Iterator[Checkpoint]:
         with self._repository.reader() as reader:
             if reader.session(self._writer.raw_name) is None:
                 return
@@ -640,15 +669,25 @@ class Session:
             yield from page
 
     def tree(
-        self, *, newest_first: bool = False, before: int | None = None
+        self, *, newest_first: bool = False, before: int | None = None, summary: bool = False
     ) -> Iterator[Checkpoint]:
         """Yield every checkpoint of the session, on all branches, in commit order.
 
-        `before` leaves out the checkpoints from that seq on.
+        `before` leaves out the checkpoints from that seq on. With `summary`, each has a `summary`:
+        one line on what it changed.
         """
         name, raw, backend = self.name, self._writer.raw_name, self._repository.backend
         high = None if before is None else before - 1
-        return lineage.tree(backend, raw, name, newest_first=newest_first, high=high)
+        found = lineage.tree(backend, raw, name, newest_first=newest_first, high=high)
+        return self._with_summaries(found) if summary else found
+
+    def _with_summaries(self, found: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
+        from holdfast.history.summary import Summaries
+
+        while page := list(islice(found, _SUMMARIES)):
+            with self._repository.reader() as reader:
+                page = [*Summaries(reader, self._repository.data(reader)).add(page)]
+            yield from page
 
     def find(
         self,

@@ -95,6 +95,7 @@ def look(scribe: Scribe) -> None:
     worlds.trip("store.db")
     scribe.both("sessions", "sessions --status completed", "sessions --since yesterday")
     scribe.both("log", "log trip -n 2", "log tirp")
+    scribe.both("transcript trip", "transcript trip-b --markdown", "transcript tirp")
     scribe.both("show edited -s trip", "show key:external-1 -s trip", "show start")
     scribe.both("state start plan -s trip", "state start plan.price -s trip")
     scribe.both("diff start edited -s trip", "diff @ -s trip", "diff start nowhere -s trip")

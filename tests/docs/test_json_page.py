@@ -102,6 +102,7 @@ def folder(tmp_path_factory):
         trip.patch(drop=["messages"])
         trip.rewind("tag:plan")
         trip.fork("trip-2").save({"plan": None})
+        store.session("talk").save({"messages": [{"role": "user", "content": "Hi"}]})
         for n in range(4):
             store.session("old").save({"n": n})
         with store.session("waiting").run() as run:
@@ -141,6 +142,7 @@ def say(folder: Path, *words: str, store: str = "agent.db") -> tuple[int, list[A
 TYPED: list[tuple[str, int]] = [
     ("init", 1), ("doctor", 3), ("completion bash", 1), ("demo --quick", 1),
     ("sessions", 5), ("log", 5), ("log --all", 5), ("show asked -s trip", 1),
+    ("transcript talk", 1),
     ("state @ -s trip", 1), ("diff asked @ -s trip", 1), ("diff @ asked -s trip", 1),
     ("blame plan.budget -s trip", 1), ("blame n step:1 -s old", 1),
     ("search --tag plan", 1), ("stats", 1),

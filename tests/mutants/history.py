@@ -532,7 +532,7 @@ def diffs_read_one_extent_of_the_older(real: Any) -> Any:
     return Streams
 
 
-@mutant(".history.diff:_mirrored")
+@mutant(".history.diff:mirrored")
 def diffs_cut_one_end_wrongly(real: Any) -> Any:
     """A diff cuts equal items from both ends of a list."""
     return lambda extents: [(s, -f, n) for s, f, n in reversed(extents)]

@@ -92,7 +92,7 @@ class Terminal:
 def environment(folder: Path) -> dict[str, str]:
     """For a real process that uses the same store."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "_HOLDFAST"))}
-    return kept | {"HOLDFAST_STORE": str(folder / "store.db"), "COLUMNS": "100", "TERM": "xterm"}
+    return kept | {"HOLDFAST_STORE": str(folder / "store.db"), "COLUMNS": "200", "TERM": "xterm"}
 
 
 class Clock:

@@ -410,6 +410,7 @@ class AsyncSession(_Handle[Session]):
     part = _awaited(Session.part)
     items = _awaited(Session.items)
     get = _awaited(Session.get)
+    transcript = _awaited(Session.transcript)
     history = _paged(Session.history)
     tree = _paged(Session.tree)
     find = _paged(Session.find)

@@ -51,7 +51,7 @@ def log_(app: App, session: str | None, limit: int, *, everything: bool) -> None
 
 def _draw(app: App, store: Store, info: SessionInfo, limit: int, *, first: bool) -> None:
     session = store.session(info.name)
-    tree = session.tree(newest_first=True)
+    tree = session.tree(newest_first=True, summary=True)
     shown = list(islice(tree, limit or None))
     more = next(tree, None) is not None
     forks = session.forks()
@@ -92,7 +92,8 @@ def _rows(
     *joints, own = lanes.row(c.id, parent, glyph)
     for joint in joints:
         yield joint, ""
-    yield own, output.checkpoint_line(c, length, forks=forks, head=is_head)
+    indent = len(own) + 2
+    yield own, output.checkpoint_line(c, length, forks=forks, head=is_head, indent=indent)
     if c.damaged:
         return
     if c.pruned:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Look": (
         ("show", "sessions", "List sessions."),
         ("log", "log", "Draw the tree of checkpoints, the newest first."),
+        ("transcript", "transcript", "Print the conversation of a session."),
         ("show", "show", "Show everything about one checkpoint."),
         ("show", "state", "Print a state as JSON, or a part of it."),
         ("diff", "diff", "Show what changed between two checkpoints."),

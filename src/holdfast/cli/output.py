@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import shlex
+import shutil
 import sys
 import time
 from itertools import zip_longest
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from holdfast import Checkpoint
 
 
+_SUMMARY, _AGE = 30, 12
+"""Characters of a summary that are shown even in a narrow terminal, and those for the age."""
 _STEPS = ((60, "s"), (60, "m"), (24, "h"), (60, "d"))
 _STATUS = {
     "completed": ("✓", "green"),
@@ -106,15 +109,18 @@ def spent(tokens: int, cost: float) -> str:
 
 
 def checkpoint_line(
-    of: Checkpoint, length: int, *, forks: Sequence[str] = (), head: bool = False
+    of: Checkpoint, length: int, *, forks: Sequence[str] = (), head: bool = False, indent: int = 0
 ) -> str:
-    """Return one line about a checkpoint, with `length` characters of its id."""
+    """Return one line about a checkpoint, with `length` characters of its id.
+
+    Its summary is cut so that the line fits into the terminal, after `indent` columns.
+    """
     parts = [click.style(of.id[:length], fg="cyan", bold=head)]
     if of.damaged:
         return "  ".join([*parts, click.style(f"damaged: {one_line(of.damaged)}", fg="red")])
     parts.append(f"step {of.step}")
     why = "" if of.trigger is None else f" ({one_line(of.trigger)})"
-    parts.append(f"{of.operation}{why}")
+    parts.append("" if of.summary else f"{of.operation}{why}")
     if of.label:
         parts.append(click.style(f'"{one_line(of.label)}"', bold=True))
     parts += [click.style(f"#{one_line(tag)}", fg="blue") for tag in of.tags]
@@ -125,8 +131,17 @@ def checkpoint_line(
         parts.append(click.style(f"… no result yet: {names}{more}", fg="yellow"))
     parts.append(spent(of.usage.tokens, of.usage.cost))
     parts += [click.style(f"↳ {one_line(name)}", fg="magenta") for name in forks]
-    parts.append(click.style(age(of.created_at), dim=True))
-    return "  ".join([part for part in parts if part])
+    parts = [part for part in parts if part]
+    if of.summary:
+        columns = shutil.get_terminal_size((120, 24)).columns
+        room = columns - indent - len(click.unstyle("  ".join(parts))) - _AGE
+        parts.insert(2, cut(one_line(of.summary), max(room, _SUMMARY)))
+    return "  ".join([*parts, click.style(age(of.created_at), dim=True)])
+
+
+def cut(text: str, width: int) -> str:
+    """Return text cut to `width` characters."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def line_with_session(of: Checkpoint, length: int) -> str:

@@ -18,7 +18,7 @@ from holdfast.format.nodes import Node, parse
 from holdfast.model import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 SEQ_BITS = 32
 MAX_SEQ = (1 << SEQ_BITS) - 1
@@ -203,7 +203,7 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
         check_extra(extra)
         record = Record(
             seq, id, step, created_us, OPERATIONS[operation], parent, parent_seq, extra, digest,
-            _state_hash(root), size, added, skip,
+            StoredRoot(root), size, added, skip,
         )  # fmt: skip
     except (ValueError, TypeError, LookupError, AttributeError) as e:
         raise Corrupt(f"{what} does not decode") from e
@@ -234,9 +234,19 @@ def check_extra(extra: dict[str, Any]) -> None:
             raise ValueError(name)
 
 
-def _state_hash(root: bytes) -> Callable[[], bytes]:
-    """Return a function that computes the state's hash, because few callers need it."""
-    return lambda: parse(root, root=True).hash
+class StoredRoot:
+    """The root of a stored state. A call computes the state's hash, which few callers need."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+
+    def node(self) -> Node:
+        return parse(self._root, root=True)
+
+    def __call__(self) -> bytes:
+        return self.node().hash
 
 
 class Head(NamedTuple):

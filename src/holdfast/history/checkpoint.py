@@ -34,7 +34,7 @@ class Checkpoint:
     It does not hold the state itself; `Session.load` reads that.
     """
 
-    __slots__ = ("_gap", "_label", "_record", "_session", "_tags")
+    __slots__ = ("_gap", "_label", "_record", "_session", "_summary", "_tags")
 
     def __init__(
         self,
@@ -43,9 +43,11 @@ class Checkpoint:
         label: str | None,
         tags: tuple[str, ...],
         gap: tuple[int, bytes | None] | None = None,
+        summary: str | None = None,
     ) -> None:
         self._session, self._record, self._label, self._tags = session, record, label, tags
         self._gap = None if gap is None else Gap(*gap)
+        self._summary = summary
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self._record.id == other._record.id
@@ -56,7 +58,12 @@ class Checkpoint:
     def __reduce__(self) -> tuple[Any, ...]:
         record = self._record._replace(state_hash=partial(bytes, self._record.state_hash()))
         gap = self._gap and tuple(self._gap)
-        return Checkpoint, (self._session, record, self._label, self._tags, gap)
+        return Checkpoint, (self._session, record, self._label, self._tags, gap, self._summary)
+
+    def with_summary(self, summary: str) -> Checkpoint:
+        """Return the same checkpoint with a summary."""
+        gap = self._gap
+        return Checkpoint(self._session, self._record, self._label, self._tags, gap, summary)
 
     def to_bytes(self) -> bytes:
         """Return all fields as bytes, for another process or machine. The state is not included."""
@@ -105,6 +112,14 @@ class Checkpoint:
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label is not None else ""
         return f"<Checkpoint {self.id} {self.session!r} step {self.step}{label}>"
+
+    @property
+    def summary(self) -> str | None:
+        """One line on what it changed, such as "assistant: Done" or "plan.budget 900 → 850".
+
+        It is None unless it was asked for, as in `session.history(summary=True)`.
+        """
+        return self._summary
 
     @property
     def session(self) -> str:
@@ -255,6 +270,11 @@ class Checkpoint:
     def state_hash(self) -> str:
         """Hash of the state's value, independent of its layout and of the store."""
         return self._record.state_hash().hex()
+
+
+def record_of(checkpoint: Checkpoint) -> Record:
+    """Return the record of a checkpoint, for other modules of this package."""
+    return checkpoint._record  # noqa: SLF001
 
 
 class SessionInfo(NamedTuple):

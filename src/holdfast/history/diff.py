@@ -158,16 +158,16 @@ def _order(
 
 def _ropes(a: Rope, b: Rope, path: tuple[Step, ...], source: Source) -> Iterator[Change]:
     """Skip the items at both ends that have equal addresses; read and compare the rest."""
-    before = _common(a.extents, b.extents)
+    before = common(a.extents, b.extents)
     left = item_streams.cut(a.extents, before, a.count)
     right = item_streams.cut(b.extents, before, b.count)
-    after = _common(_mirrored(left), _mirrored(right))
+    after = common(mirrored(left), mirrored(right))
     left = item_streams.cut(a.extents, before, a.count - after)
     right = item_streams.cut(b.extents, before, b.count - after)
     yield from _sequences(_items(left, source), _items(right, source), path, before, source)
 
 
-def _common(a: Sequence[Extent], b: Sequence[Extent]) -> int:
+def common(a: Sequence[Extent], b: Sequence[Extent]) -> int:
     """Return how many items at the beginning have the same addresses."""
     count = 0
     for (s1, f1, n1), (s2, f2, n2) in zip(a, b, strict=False):
@@ -179,7 +179,8 @@ def _common(a: Sequence[Extent], b: Sequence[Extent]) -> int:
     return count
 
 
-def _mirrored(extents: Sequence[Extent]) -> list[Extent]:
+def mirrored(extents: Sequence[Extent]) -> list[Extent]:
+    """Return the extents in reverse order, so that common() compares their ends."""
     return [(s, -(f + n), n) for s, f, n in reversed(extents)]
 
 

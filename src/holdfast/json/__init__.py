@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.history.checkpoint import SessionInfo
     from holdfast.history.diff import Change, Comparison
+    from holdfast.history.message_parts import MessagePart
     from holdfast.history.token_usage import Totals
     from holdfast.maintenance.repair import RepairResult
     from holdfast.maintenance.retention import Plan
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pool", "Shape", "abandoned", "changes", "check_memory", "checkpoint", "comparison", "dotted",
-    "dumps", "event", "made_call", "operation", "parse", "path", "pending", "plan", "problem",
-    "repair", "report", "session", "stats", "to_value", "totals", "usage", "value", "when",
+    "dumps", "event", "made_call", "message_part", "operation", "parse", "path", "pending", "plan",
+    "problem", "repair", "report", "session", "stats", "to_value", "totals", "usage", "value",
+    "when",
 ]  # fmt: skip
 
 Shape = dict[str, Any]
@@ -129,7 +131,12 @@ def checkpoint(of: Checkpoint) -> Shape:
         "tags": list(of.tags),
         "pending": [_fields(call, "id", "name", "arguments") for call in of.pending],
         "run": None if run is None else {"id": run.id, "turn": run.turn},
+        **({} if of.summary is None else {"summary": of.summary}),
     }
+
+
+def message_part(of: MessagePart) -> Shape:
+    return _fields(of, *of._fields)
 
 
 def session(of: SessionInfo) -> Shape:

@@ -166,13 +166,15 @@ def seal_blob(digest: bytes, flat: bytes) -> bytes:
 class StoredData(Source):
     """Items and blobs of a store, in one consistent view that is opened at the first read."""
 
-    __slots__ = ("_backend", "_cache", "_opened", "_reader")
+    __slots__ = ("_backend", "_cache", "_last", "_opened", "_reader")
 
     def __init__(self, backend: Backend, reader: Reader | None = None) -> None:
         self._backend = backend
         self._reader = reader
         self._opened: AbstractContextManager[Reader] | None = None
         self._cache: dict[int, rows.ItemRow] = {}
+        self._last: tuple[int, int, rows.ItemRow] | None = None
+        """The stream, the first item and the row that were read last."""
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +194,11 @@ class StoredData(Source):
 
     def rows(self, stream: int, start: int, stop: int) -> Iterator[tuple[int, rows.ItemRow]]:
         """Yield the rows that hold items [start, stop), each with the number of its first item."""
+        if self._last is not None:
+            home, low, last = self._last
+            if home == stream and low <= start and stop <= low + len(last.ends):
+                yield low, last
+                return
         for first, body in self.reader.items(stream, start, stop):
             address = stream << STREAM_BITS | first
             row = self._cache.get(address)
@@ -200,6 +207,7 @@ class StoredData(Source):
                 if len(self._cache) >= _KEPT:
                     self._cache.clear()
                 self._cache[address] = row
+            self._last = stream, first, row
             yield first, row
 
     def blob(self, digest: bytes, size: int) -> bytes:
