@@ -44,7 +44,7 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "blame": ("The checkpoint in which a value last changed", "id path", "", "blame"),
     "chart": ("Tokens, cost and size, step by step", "session", "id", "chart"),
     "run": ("Calls of a session's runs, and open questions", "session", "start limit", "journal"),
-    "ops": ("Operations of a session, newest first", "session", "limit", "operations"),
+    "operations": ("Operations of a session, newest first", "session", "limit", "operations"),
     "undoable": ("The next effect of undo and of redo in a session", "session", "", "undoable"),
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "session seq", "integrity"),
     "search": (

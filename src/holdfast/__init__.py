@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from holdfast.history.token_usage import Totals
     from holdfast.history.watch import Watcher
     from holdfast.maintenance.doctor import Finding, diagnose
-    from holdfast.maintenance.gc import Collected
-    from holdfast.maintenance.repair import Repaired, RepairResult
+    from holdfast.maintenance.gc import GcResult
+    from holdfast.maintenance.repair import RepairResult, SessionRepair
     from holdfast.maintenance.retention import Plan, Retention, Verdict, duration
     from holdfast.maintenance.stats import Stats
-    from holdfast.maintenance.verify import Problem, Report
+    from holdfast.maintenance.verify import Problem, VerifyResult
     from holdfast.model import STATUSES, Operation, ToolCall, Usage
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.checkpoint_policy import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from holdfast.runs.run_core import Done, Retries, current_key
     from holdfast.session import Session
     from holdfast.store import Store, open  # noqa: A004 - holdfast.open is the name users know
-    from holdfast.transfer.copy import Transferred
+    from holdfast.transfer.copy import CopyResult
     from holdfast.transfer.export import file_kind, new_file
 else:
     # A name is imported when it is first used: a command that only lists sessions should not wait
@@ -87,11 +87,11 @@ else:
         "history.token_usage": "Totals",
         "history.watch": "Watcher",
         "maintenance.doctor": "Finding diagnose",
-        "maintenance.gc": "Collected",
-        "maintenance.repair": "RepairResult Repaired",
+        "maintenance.gc": "GcResult",
+        "maintenance.repair": "RepairResult SessionRepair",
         "maintenance.retention": "Plan Retention Verdict duration",
         "maintenance.stats": "Stats",
-        "maintenance.verify": "Problem Report",
+        "maintenance.verify": "Problem VerifyResult",
         "model": "STATUSES Operation ToolCall Usage",
         "runs.conversation": "Conversation",
         "runs.abandoned": "Abandoned",
@@ -103,7 +103,7 @@ else:
         "runs.run": "Run",
         "session": "Session",
         "store": "Store open",
-        "transfer.copy": "Transferred",
+        "transfer.copy": "CopyResult",
         "transfer.export": "file_kind new_file",
         "errors": "AlreadyDecided AmbiguousRevision CheckpointNotFound Conflict Corrupt "
         "Fenced HeadMoved HoldfastError InDoubt InvalidRequest KeyTaken "
@@ -129,15 +129,14 @@ __version__ = "0.1.0"
 __all__ = [
     "CONVERSATION_PATHS", "STATUSES", "Abandoned", "AfterLLMResponse", "AfterToolCall",
     "AlreadyDecided", "AmbiguousRevision", "AsyncRun", "AsyncSession", "AsyncStore", "Change",
-    "Changes", "Checkpoint", "CheckpointNotFound", "Collected", "Comparison", "Conflict",
-    "Conversation", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds", "Fenced", "Finding",
-    "HeadMoved", "Hit", "HoldfastError", "InDoubt", "InvalidRequest", "Items", "KeyTaken",
-    "MadeCall", "MessagePart", "Moment", "Neighbours", "Never", "NextStep", "NotFound",
+    "Changes", "Checkpoint", "CheckpointNotFound", "Comparison", "Conflict", "Conversation",
+    "CopyResult", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds", "Fenced", "Finding",
+    "GcResult", "HeadMoved", "Hit", "HoldfastError", "InDoubt", "InvalidRequest", "Items",
+    "KeyTaken", "MadeCall", "MessagePart", "Moment", "Neighbours", "Never", "NextStep", "NotFound",
     "NotSerializable", "Notes", "Operation", "Owner", "Part", "Pending", "Plan", "Policy",
-    "Problem", "RepairResult", "Repaired", "Report", "Retention", "Retries", "Run", "Series",
-    "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound", "Stats",
-    "StepChanged", "StepFailed", "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals",
-    "Transferred", "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "Watcher", "aopen",
-    "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
-    "new_file", "open",
+    "Problem", "RepairResult", "Retention", "Retries", "Run", "Series", "Session", "SessionBusy",
+    "SessionExists", "SessionInfo", "SessionNotFound", "SessionRepair", "Stats", "StepChanged",
+    "StepFailed", "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals", "Unavailable",
+    "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen", "current_key",
+    "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit", "new_file", "open",
 ]  # fmt: skip

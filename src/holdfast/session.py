@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from holdfast.history.message_parts import MessagePart
     from holdfast.history.search import Filters
     from holdfast.maintenance.retention import Plan, Retention
-    from holdfast.maintenance.verify import Report
+    from holdfast.maintenance.verify import VerifyResult
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.checkpoint_policy import Policy
     from holdfast.runs.conversation import Conversation
@@ -97,8 +97,8 @@ class Session:
         if parent is not None:
             fielding.check_text("parent", parent)
         self.name, self.agent, self.parent = name, agent, parent
-        self.repaired: tuple[ToolCall, ...] = ()
-        """The tool calls that the last load(repair=True) has closed."""
+        self.closed_calls: tuple[ToolCall, ...] = ()
+        """The tool calls that the last load(close_calls=True) has closed."""
         self._repository = repository
         self._lock = threading.RLock()
         repository.after_fork(self, Session._reset_lock)
@@ -466,11 +466,11 @@ class Session:
         revision: Revision | None = None,
         *,
         path: state_paths.Path | None = None,
-        repair: bool = False,
+        close_calls: bool = False,
     ) -> Any: ...
     @overload
     def load(
-        self, revision: Revision | None = None, *, as_: type[M], repair: bool = False
+        self, revision: Revision | None = None, *, as_: type[M], close_calls: bool = False
     ) -> M: ...
     def load(
         self,
@@ -478,7 +478,7 @@ class Session:
         *,
         as_: type[Any] | None = None,
         path: state_paths.Path | None = None,
-        repair: bool = False,
+        close_calls: bool = False,
     ) -> Any:
         """Return the state at `revision` (default: the head). Every byte is verified on the way.
 
@@ -487,16 +487,16 @@ class Session:
 
         With `path`, only the value at that path is read and returned, such as "plan.budget".
 
-        With `repair`, every tool call that has no result gets one which says that it was
-        interrupted, so that the conversation can be sent to a model again. `repaired` then lists
-        these calls. The stored state does not change.
+        With `close_calls`, every tool call that has no result gets one which says that it was
+        interrupted, so that the conversation can be sent to a model again. Then `closed_calls`
+        lists these calls. The stored state does not change.
 
         Raises CheckpointNotFound or SessionNotFound if there is nothing to load, NotFound if the
         state has no such path, and Corrupt if stored bytes are damaged.
         """
         if path is not None:
-            if as_ is not None or repair:
-                raise InvalidRequest("path cannot be combined with as_ or repair")
+            if as_ is not None or close_calls:
+                raise InvalidRequest("path cannot be combined with as_ or close_calls")
             with self._opened(revision) as (root, source):
                 return loading.value(root, path, source)
         measured = self._repository.measure("load", self.name)
@@ -505,11 +505,11 @@ class Session:
             state = loading.load(reader, place, self._repository.data(reader))
             if revision is None:
                 self._writer.read_head(reader)
-        if repair:
-            from holdfast.runs.messages import repaired
+        if close_calls:
+            from holdfast.runs.messages import closed_state
 
-            state, calls = repaired(state)
-            self.repaired = tuple(calls)
+            state, calls = closed_state(state)
+            self.closed_calls = tuple(calls)
             if calls:
                 logger.warning("session %r: %d calls without a result", self.name, len(calls))
         return state if as_ is None else to_model(state, as_)
@@ -707,7 +707,7 @@ class Session:
         backend = self._repository.backend
         return (hit.checkpoint for hit in search(backend, query, before, limit, self.name))
 
-    def ops(self) -> list[Operation]:
+    def operations(self) -> list[Operation]:
         """Return the operations other than saves, oldest first: rewinds, labels, tags, deletions.
 
         A save's operation is its checkpoint.
@@ -764,7 +764,7 @@ class Session:
             # As in history(): a session whose name cannot be read does not fail here.
             return lineage.page(reader, found, limit=1)[0][0]
 
-    def verify(self, revision: Revision | None = None, *, read_data: bool = True) -> Report:
+    def verify(self, revision: Revision | None = None, *, read_data: bool = True) -> VerifyResult:
         """Check this session, or one checkpoint, and return a report. Damage does not raise.
 
         With `read_data`, every byte of the states is read and checked as well. The report on one

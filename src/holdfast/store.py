@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from holdfast.history.diff import Comparison
     from holdfast.history.search import Filters, Hit
     from holdfast.maintenance.autoprune import AutoPruner
-    from holdfast.maintenance.gc import Collected, GcProgress
+    from holdfast.maintenance.gc import GcProgress, GcResult
     from holdfast.maintenance.repair import RepairResult
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.stats import Stats
-    from holdfast.maintenance.verify import Report
+    from holdfast.maintenance.verify import VerifyResult
     from holdfast.model import Operation
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.pending import Pending
     from holdfast.runs.run import Run
     from holdfast.storage.contract import Backend
-    from holdfast.transfer.copy import Transferred
+    from holdfast.transfer.copy import CopyResult
 
 CONCURRENCY = 32
 """Default of resume_all(). aopen() has as many workers."""
@@ -359,7 +359,9 @@ class Store:
 
     # -- the store as a whole ------------------------------------------------------------------
 
-    def verify(self, *, read_data: bool = True, sessions: Iterable[str] | None = None) -> Report:
+    def verify(
+        self, *, read_data: bool = True, sessions: Iterable[str] | None = None
+    ) -> VerifyResult:
         """Check records, hashes and indexes, and return a report. Damage does not raise.
 
         With `read_data`, every stored byte of data is read and checked as well. `sessions` limits
@@ -379,7 +381,7 @@ class Store:
         """Return a Watcher, whose poll() returns the events since its last call. It never waits."""
         return Watcher(self._repository.backend)
 
-    def gc(self, progress: GcProgress | None = None, *, erase: bool = False) -> Collected:
+    def gc(self, progress: GcProgress | None = None, *, erase: bool = False) -> GcResult:
         """Free deleted checkpoints and unused data, and return the space to the system.
 
         Other processes can save at the same time. Checkpoints that were pruned by their age are
@@ -423,7 +425,7 @@ class Store:
 
         return stats(self._repository.backend, largest)
 
-    def backup(self, path: str | os.PathLike[str], *, keep: int | None = None) -> Report:
+    def backup(self, path: str | os.PathLike[str], *, keep: int | None = None) -> VerifyResult:
         """Copy the store to `path`, as it is at one moment, and verify the copy. Return the report.
 
         Others can write at the same time. The report lists the damage that the store itself has,
@@ -443,7 +445,7 @@ class Store:
         *,
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Transferred:
+    ) -> CopyResult:
         """Copy sessions to another store, together with the sessions that they were forked from.
 
         Ids, hashes, labels, operations and deletions stay the same, and shared data stays shared. A
@@ -461,7 +463,7 @@ class Store:
         *,
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Transferred:
+    ) -> CopyResult:
         """Copy sessions, as copy() does, to a portable file or to a folder of readable JSON.
 
         A name that ends in .jsonl makes a file, and .jsonl.zst makes a compressed file. Any other
@@ -477,7 +479,7 @@ class Store:
         *,
         sessions: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Transferred:
+    ) -> CopyResult:
         """Copy sessions, as copy() does, from a file or folder that export() has made.
 
         Damaged sessions are skipped; the result lists them. Raises TooBig if a line needs too much

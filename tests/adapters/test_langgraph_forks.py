@@ -54,7 +54,7 @@ def everything(saver: HoldfastSaver, thread: str) -> list[Any]:
 
 def untouched(home: Home, name: str = "t") -> Any:
     session = home.store.session(name)
-    return [c.id for c in session.tree()], session.head, len(session.ops())
+    return [c.id for c in session.tree()], session.head, len(session.operations())
 
 
 def test_a_fork_is_a_thread(home: Home) -> None:

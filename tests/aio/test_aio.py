@@ -213,7 +213,7 @@ async def test_a_session_from_first_to_last(url):
         assert (await s.rewind(first)).id == first.id
         assert "u" in (await s.tag(None, "u")).tags
         assert (await s.label(first, "again")).label == "again"
-        assert [o.kind for o in await s.ops()][-3:] == ["rewind", "tag", "label"]
+        assert [o.kind for o in await s.operations()][-3:] == ["rewind", "tag", "label"]
         await s.delete(second)
         await s.undo()
         rule = holdfast.Retention(keep_last=1)

@@ -123,7 +123,14 @@ def test_with_json_there_is_nothing_else(lines):
         assert code in (0, 1, 5), "a finding of doctor or check is no error"
 
 
-LISTS = ("sessions", "log", "log --all", "search", "ops -s trip", "prune --keep-last 1 --dry-run")
+LISTS = (
+    "sessions",
+    "log",
+    "log --all",
+    "search",
+    "operations -s trip",
+    "prune --keep-last 1 --dry-run",
+)
 
 
 @pytest.mark.parametrize("line", LISTS)
@@ -252,7 +259,7 @@ def test_another_file_is_told_from_a_damaged_store(trip, begins, kind):
     whole = trip.path.read_bytes()
     cut = begins if len(begins) < 16 else begins + whole[16:]
     trip.path.write_bytes(cut)
-    for line in ("sessions", "init", "check"):
+    for line in ("sessions", "init", "verify"):
         told = trip.type(f"{line} --json").error
         assert (told["error"], told["exit_code"]) == (kind, 5 if kind == "Corrupt" else 7)
         assert "backup" in told["hint"]
@@ -288,7 +295,7 @@ def test_near_commands(terminal, typed, near):
 
 
 def test_near_sessions(trip):
-    for line in ("log tirp", "show -s tirp", "resume tirp", "watch -s tirp", "check -s tirp"):
+    for line in ("log tirp", "show -s tirp", "resume tirp", "watch -s tirp", "verify -s tirp"):
         told = trip.type(f"{line} --json").error
         assert (told["exit_code"], told["hint"]) == (3, "did you mean 'trip' or 'trip-b'?")
     assert "holdfast sessions" in trip.type("log unlike-any --json").error["hint"]

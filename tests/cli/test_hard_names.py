@@ -76,7 +76,8 @@ def test_rows_stay_one_line(terminal, kind):
         session.fork(f"{name} again")
     for words, rows in (
         (["sessions"], 3), (["search"], 3), (["log", name], 3), (["log"], 7), (["stats"], 5),
-        (["abandoned"], 0), (["pending"], 0), (["ops", "-s", name], 0), (["resume", name], 2),
+        (["abandoned"], 0), (["pending"], 0), (["operations", "-s", name], 0),
+        (["resume", name], 2),
     ):  # fmt: skip
         ended = terminal(*words)
         assert ended.code == 0, ended

@@ -198,13 +198,13 @@ def unread(line: str, terminal: Terminal, stream: str) -> int:
     return child.returncode
 
 
-CODES = {"check": 5, "check --json": 5, "doctor": 1, "backup copy.db": 5, "copy there.db": 5}
+CODES = {"verify": 5, "verify --json": 5, "doctor": 1, "backup copy.db": 5, "copy there.db": 5}
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("line", CODES)
 def test_a_closed_pipe_hides_no_damage(trip, line, stream):
-    """`holdfast check | head` ended with 0 in spite of the damage."""
+    """`holdfast verify | head` ended with 0 in spite of the damage."""
     worlds.spoil(trip.path, 3)
     assert unread(line, trip, stream) == CODES[line]
 
@@ -212,7 +212,7 @@ def test_a_closed_pipe_hides_no_damage(trip, line, stream):
 def test_a_closed_pipe_does_not_stop_a_change(trip):
     """`holdfast prune … 2>&1 | head` ended with 0 and had done nothing."""
     assert unread("prune --keep-last 1 --yes", trip, "stderr") == 0
-    assert trip.good("ops -s trip --json").lines[0]["kind"] == "prune"
+    assert trip.good("operations -s trip --json").lines[0]["kind"] == "prune"
     assert unread("show nothing -s trip", trip, "stderr") == 3
 
 
@@ -229,7 +229,7 @@ def test_closed_streams(trip, line):
     env = environment(trip.folder)
     done = subprocess.run(typed, cwd=trip.folder, env=env, capture_output=True, check=False)
     assert (done.returncode, b"bug in holdfast" in done.stderr) == (CLOSED[line], False), done
-    trip.good("check --read-data")
+    trip.good("verify --read-data")
 
 
 def test_ctrl_c_ends_a_watch(trip):
@@ -296,7 +296,7 @@ def test_the_line_for_bash_works(trip):
 
 
 def test_the_exit_code_of_a_process(trip):
-    for line, code in (("check", 0), ("show nowhere -s trip", 3)):
+    for line, code in (("verify", 0), ("show nowhere -s trip", 3)):
         with process(*line.split(), folder=trip.folder) as child:
             out, err = child.communicate()
         assert Ended(child.returncode, out, err) == trip.type(line)

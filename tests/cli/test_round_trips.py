@@ -162,7 +162,7 @@ def test_there_and_back(terminal, out, into):
         again = terminal.good(f"{into} --store new.db --json").one
         assert (again["checkpoints"], again["known"]) == (0, 10)
     assert told_of(other) == told_of(str(terminal.path))
-    terminal.good(f"check --read-data --store {other}")
+    terminal.good(f"verify --read-data --store {other}")
 
 
 def test_only_one_session(terminal):
@@ -432,8 +432,8 @@ def test_json_steers_no_terminal(terminal):
         session = store.session(f"s{hostile}", agent=hostile)
         session.save({"messages": [{"role": "user", "content": hostile}]}, label=hostile)
         session.append("messages", {hostile: hostile}, meta={hostile: hostile}, key=hostile)
-    lines = ["log", "show", "diff @~1", "sessions", "state", "ops", "search 31m", "stats",
-             "blame messages", "check", "prune --keep-last 1 --dry-run"]  # fmt: skip
+    lines = ["log", "show", "diff @~1", "sessions", "state", "operations", "search 31m", "stats",
+             "blame messages", "verify", "prune --keep-last 1 --dry-run"]  # fmt: skip
     found = [terminal.good(f"{line} --json").out for line in lines]
     found.append(terminal("show", hostile * 2, "--json").err)
     for out in found:

@@ -157,7 +157,7 @@ def change(scribe: Scribe) -> None:
     scribe.type("tag nowhere x -s chat --json")
     scribe.type("label @ second -s chat", "label @ third --json -s chat", "label @ x -s chut")
     scribe.type("label @ x -s chut --json")
-    scribe.both("ops -s chat", "ops")
+    scribe.both("operations -s chat", "operations")
     scribe.type("undo -s chat", "undo --json -s chat", "redo -s chat", "redo --json -s chat")
     scribe.type("redo -s chat", "redo -s chat --json", "undo", "undo -s chut --json")
     scribe.both("delete -s side")
@@ -192,7 +192,7 @@ def runs(scribe: Scribe) -> None:
 
 def keep(scribe: Scribe) -> None:
     worlds.long("store.db")
-    scribe.both("check", "check --read-data", "check -s nots")
+    scribe.both("verify", "verify --read-data", "verify -s nots")
     scribe.both("repair", "repair -S none.db")
     scribe.both("prune", "prune --keep-last 1 --dry-run", "prune --keep-last 1", "gc")
     scribe.type("prune --keep-last 1 --yes", "undo", "prune --keep-last 1 --yes --json")
@@ -205,12 +205,12 @@ def keep(scribe: Scribe) -> None:
     worlds.trip("torn.db")
     worlds.spoil("torn.db", 8)
     scribe.both(*[f"{line} -S torn.db" for line in (
-        "check", "sessions", "log trip", "show -s trip", "state -s trip", "show @~1 -s trip",
+        "verify", "sessions", "log trip", "show -s trip", "state -s trip", "show @~1 -s trip",
         "diff start -s trip", "stats",
     )])  # fmt: skip
     scribe.type("backup torn-2.db -S torn.db", "backup torn-3.db -S torn.db --json")
     scribe.type(
-        "repair -S torn.db", "check -S torn.db", "repair -S torn.db --json", "log trip -S torn.db"
+        "repair -S torn.db", "verify -S torn.db", "repair -S torn.db --json", "log trip -S torn.db"
     )
 
 
@@ -282,7 +282,7 @@ def test_the_demo_can_be_kept(terminal):
     assert (head["status"], head["is_head"]) == ("completed", True)
     bookings = (terminal.folder / "played" / "bookings.txt").read_text().splitlines()
     assert bookings == ["flight HF 204", "hotel Casa do Rio, 3 nights"]
-    terminal.good("check --read-data --store played/agent.db")
+    terminal.good("verify --read-data --store played/agent.db")
 
 
 JSON_OF_ITS_OWN = {"demo"}  # which is told in test_the_demo_can_be_kept

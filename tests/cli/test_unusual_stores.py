@@ -18,9 +18,9 @@ from tests.support.stores import Home
 from tests.support.terminal import Terminal, elsewhere, environment, mortal, process
 
 LOOKS = (
-    "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "check",
-    "check --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
-    "abandoned", "ops -s trip", "resume trip", "watch --seconds 0.01",
+    "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "verify",
+    "verify --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
+    "abandoned", "operations -s trip", "resume trip", "watch --seconds 0.01",
 )  # fmt: skip
 CHANGES = ("tag @ x -s trip", "label @ x -s trip", "rewind @~1 -s trip", "undo -s trip",
            "fork @ new -s trip", "delete -s trip --yes", "gc --yes",
@@ -121,7 +121,7 @@ def test_written_by_another_process(terminal, monkeypatch, kind):
             assert writer.poll() is None
         finally:
             writer.kill()
-    terminal.good("check --read-data")
+    terminal.good("verify --read-data")
 
 
 def _watched(terminal: Terminal) -> list[str]:
@@ -178,11 +178,11 @@ def test_damaged(terminal, torn, damage):
     torn(damage)
     assert terminal.good("state here -s t --json").one == {"sound": True}
     assert terminal.good("show here -s t --json").one["label"] == "here"
-    ended = terminal.type("check --read-data --json")
+    ended = terminal.type("verify --read-data --json")
     assert ended.code == 5
     assert not ended.one["ok"]
     assert ended.one["problems"]
-    told = terminal.type("check --read-data")
+    told = terminal.type("verify --read-data")
     assert told.code == 5
     assert "✗" in told.out
     assert "repair" in told.err
@@ -194,7 +194,7 @@ def test_damaged(terminal, torn, damage):
     assert "t" in {row["session"] for row in sound}
     for line in (
         "show -s s", "state -s s", "diff @~1 -s s", "resume s", "blame i -s s", "log s",
-        "ops -s s", "stats", "search fox", "pending", "sessions", "log",
+        "operations -s s", "stats", "search fox", "pending", "sessions", "log",
     ):  # fmt: skip
         ended = terminal.type(line)
         assert ended.code in (0, 3 if damage == "name" else 5, 5), (line, ended)
@@ -286,8 +286,8 @@ def test_a_backup_of_a_damaged_store_says_so(terminal, torn):
     assert "verified" not in told.out
     as_json = terminal.type(f"backup {copy}-2 --json")
     assert (as_json.code, as_json.one["report"]["ok"], as_json.err) == (5, False, "")
-    there = terminal.type("check --read-data --json").one
-    assert terminal.type(f"check --read-data --json -S {kind}{copy}").one == there
+    there = terminal.type("verify --read-data --json").one
+    assert terminal.type(f"verify --read-data --json -S {kind}{copy}").one == there
 
 
 def test_check_of_what_cannot_be_checked_does_not_lead_in_a_circle(terminal):
@@ -295,15 +295,15 @@ def test_check_of_what_cannot_be_checked_does_not_lead_in_a_circle(terminal):
     worlds.trip(terminal.path)
     whole = terminal.path.read_bytes()
     terminal.path.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
-    assert "holdfast check" in terminal.type("sessions --json").error["hint"]
-    for line in ("check", "check --read-data", "check -s trip"):
+    assert "holdfast verify" in terminal.type("sessions --json").error["hint"]
+    for line in ("verify", "verify --read-data", "verify -s trip"):
         told = terminal.type(f"{line} --json").error
         assert (told["exit_code"], told["error"]) == (5, "Corrupt")
-        assert "holdfast check" not in told["hint"]
+        assert "holdfast verify" not in told["hint"]
         assert "backup" in told["hint"]
     ended = terminal.type("doctor")
     assert ended.code == 1
-    assert "holdfast check" not in ended.out
+    assert "holdfast verify" not in ended.out
 
 
 def test_a_session_that_is_being_run(terminal: Terminal) -> None:
@@ -333,12 +333,12 @@ def test_check_prints_each_finding_of_sqlite_on_its_own_line(terminal: Terminal)
     with open(terminal.path, "r+b") as file:
         file.seek(36)
         file.write(bytes([0, 0, 0, 5]))  # the number of free pages
-    told = terminal.type("check")
+    told = terminal.type("verify")
     assert told.code == 5
     assert "\\n" not in told.out
     assert "*** in database" not in told.out
     assert any(line.startswith("✗ store: Freelist: ") for line in told.out.splitlines())
-    problems = terminal.type("check --json").one["problems"]
+    problems = terminal.type("verify --json").one["problems"]
     assert not [each for each in problems if "\n" in each["what"]]
 
 
@@ -360,4 +360,4 @@ def test_a_damaged_checkpoint_can_be_deleted(terminal, torn):
     assert "damaged checkpoint" in terminal.good(f"delete {id} -s s --yes").err
     assert [row["id"] for row in terminal.good("log s --json").lines if row["damaged"]] == []
     terminal.good("gc --yes")
-    terminal.good("check --read-data")
+    terminal.good("verify --read-data")

@@ -147,12 +147,12 @@ TYPED: list[tuple[str, int]] = [
     ("blame plan.budget -s trip", 1), ("blame n step:1 -s old", 1),
     ("search --tag plan", 1), ("stats", 1),
     ("save trip-3 state.json", 1), ("fork asked trip-4 -s trip", 1), ("rewind asked -s trip", 1),
-    ("undo -s trip", 1), ("redo -s trip", 1), ("ops -s trip", 3), ("tag @ new -s trip", 1),
+    ("undo -s trip", 1), ("redo -s trip", 1), ("operations -s trip", 3), ("tag @ new -s trip", 1),
     ("label @ new -s trip", 1), ("delete step:1 -s old --yes", 1), ("delete -s trip-4 --yes", 1),
     ("abandoned --halted", 2), ("resume killed", 1), ("resume trip", 1), ("pending", 2),
     ("resolve c7 --result 3 -s killed", 1), ("answer approval true -s waiting", 1),
     ("resume waiting goes_on:agent", 1),
-    ("check", 1), ("check --read-data -s trip", 1), ("prune --keep-last 2 --dry-run", 1),
+    ("verify", 1), ("verify --read-data -s trip", 1), ("prune --keep-last 2 --dry-run", 1),
     ("prune --keep-last 2 --yes", 1), ("backup copy.db", 1), ("gc --yes", 1),
     ("copy files:copied", 1), ("export out.jsonl", 1), ("import out.jsonl", 1),
 ]  # fmt: skip
@@ -226,7 +226,7 @@ def test_what_serve_prints(folder):
 
 
 def test_damage(folder):
-    code, [report], _ = say(folder, "check", store="hurt.db")
+    code, [report], _ = say(folder, "verify", store="hurt.db")
     assert code == 5
     assert report["problems"]
     assert wrong_shape("report", report) == []

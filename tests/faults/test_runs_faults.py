@@ -229,7 +229,7 @@ def all_of(agent: Agent, store: holdfast.Store) -> dict[str, Any]:
         "checkpoints": [checkpoint.id for checkpoint in session.tree()],
         "head": session.head.id if session.head else None,
         "state": session.load(),
-        "operations": len([*session.ops()]),
+        "operations": len([*session.operations()]),
     }
 
 

@@ -49,7 +49,7 @@ def compare(path: Path) -> set[str]:
                 assert reader.head(number)[1] == (head.seq if head else 0)
                 assert reader.session(number).agent == infos[name].agent
                 assert reader.operations(number) == [
-                    (o.number, o.kind, o.details) for o in session.ops()
+                    (o.number, o.kind, o.details) for o in session.operations()
                 ]
                 for a, b in zip(mine, theirs, strict=True):
                     check(reader, session, a, b)
@@ -326,7 +326,7 @@ def test_undone_and_redone(store, path):
     for _ in range(4):
         session.redo()
         compare(path)
-    assert [(o.kind, o.details["what"]) for o in session.ops()[3:]] == [
+    assert [(o.kind, o.details["what"]) for o in session.operations()[3:]] == [
         ("undo", "delete"), ("undo", "tag"), ("undo", "label"), ("undo", "save"), ("undo", "save"),
         ("redo", "save"), ("redo", "save"), ("redo", "label"), ("redo", "tag"),
     ]  # fmt: skip
@@ -610,7 +610,7 @@ def test_golden_store_loads(golden):
         assert same(talk.load(by_label["compacted"].id), compacted)
         assert [c.label for c in talk.history()] == [None, "start"]
         assert talk.get("start").tags == ("a", "kept", "ä")
-        assert [o.kind for o in talk.ops()] == ["label", "rewind", "tag"]
+        assert [o.kind for o in talk.operations()] == ["label", "rewind", "tag"]
         patched = talk.get("key:external-1")
         assert patched.step == 67
         assert (patched.trigger, patched.status, patched.reason) == ("manual", "halted", "asked to")
@@ -630,7 +630,7 @@ def test_golden_store_knows_what_is_deleted(golden):
         assert about == [("l6", 7, 1), ("l4", 5, 3), ("l0", 1, 0)]
         assert [(c.label, c.pruned) for c in fork.history()] == [(None, 3), ("l0", 0)]
         assert [c.seq for c in pruned.tree()] == [1, 5, 7, 8]
-        assert [o.kind for o in pruned.ops()] == ["delete"] * 4 + ["undo"]
+        assert [o.kind for o in pruned.operations()] == ["delete"] * 4 + ["undo"]
         assert "deleted" not in {info.name for info in store.sessions()}
         assert store.session("undone").exists()
         assert len(store.session("undone")) == 1

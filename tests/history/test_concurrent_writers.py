@@ -109,7 +109,7 @@ def test_concurrent_undos_take_back_one_each(home: Home) -> None:
     run_together(*[handle.undo for handle in handles])
     session = home.reopened().session("s")
     assert session.load()["i"] == 3
-    undone = sorted(op.details["undid"][1] for op in session.ops())
+    undone = sorted(op.details["undid"][1] for op in session.operations())
     assert undone == list(range(5, 13))
 
 
@@ -119,7 +119,7 @@ def test_concurrent_tags_are_all_kept(home: Home) -> None:
     run_together(*[lambda n=n, h=h: h.tag("@", f"t{n}") for n, h in enumerate(handles)])
     session = home.reopened().session("s")
     assert session.get().tags == tuple(f"t{n}" for n in range(8))
-    assert [op.number for op in session.ops()] == list(range(1, 9))
+    assert [op.number for op in session.operations()] == list(range(1, 9))
     for n in range(8):
         assert found_seqs(home, tag=f"t{n}") == [1]
 

@@ -236,7 +236,7 @@ def test_a_torn_operation_hides_no_other(home: Home) -> None:
     session = home.reopened().session("s")
     assert not home.store.verify().ok
     assert session.undo().details["undid"] == ["operation", 4]
-    assert {op.number for op in session.ops()} >= {1, 3, 4, 5}
+    assert {op.number for op in session.operations()} >= {1, 3, 4, 5}
     session.save({"i": 3})
     session.undo()
     assert session.load()["i"] == 2
@@ -249,7 +249,7 @@ def test_undo_after_repair_of_a_torn_operation(home: Home) -> None:
     spoil_operation(home, 1)
     session = home.reopened().session("s")
     session.save({"i": 3})
-    [damaged] = session.ops()
+    [damaged] = session.operations()
     assert (damaged.kind, damaged.details["damage"][:11]) == ("damaged", "operation 1")
     assert damaged.summary
     assert damaged.way_back

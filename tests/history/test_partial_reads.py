@@ -32,7 +32,7 @@ def test_a_value_at_a_path(home: Home) -> None:
     with pytest.raises(NotFound):
         session.load(path="plan.owner")
     with pytest.raises(InvalidRequest):
-        session.load(path="plan", repair=True)
+        session.load(path="plan", close_calls=True)
 
 
 def test_an_outline_of_a_part(home: Home) -> None:

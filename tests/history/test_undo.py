@@ -397,7 +397,7 @@ def test_each_kind_comes_back(home: Home, kind: str) -> None:
         assert session.redo().details["what"] == kind
         assert look(home.reopened(), "s") == after
         session = home.session()
-    assert [o.kind for o in session.ops()][-4:] == ["undo", "redo"] * 2
+    assert [o.kind for o in session.operations()][-4:] == ["undo", "redo"] * 2
     assert home.store.verify(read_data=True).ok
 
 
@@ -421,7 +421,7 @@ def test_a_deletion_tells_how_many_went(home: Home) -> None:
     session = home.filled(5)
     assert session.delete("@~1").deleted == 1
     assert session.prune(Retention(keep_last=3)).removed
-    assert [o.deleted for o in session.ops()] == [1, 1]
+    assert [o.deleted for o in session.operations()] == [1, 1]
     deletion = session.delete()
     assert deletion.deleted == 3
     assert session.undo().deleted == 0
@@ -787,7 +787,7 @@ def test_operations_say_what_they_did_and_what_takes_them_back(home: Home) -> No
     home.spoil_checkpoint(4)
     home.store.repair()
     session = home.reopened().session("s")
-    assert [(o.kind, o.summary, o.way_back) for o in session.ops()] == [
+    assert [(o.kind, o.summary, o.way_back) for o in session.operations()] == [
         ("rewind", "the head moved from checkpoint 6 to 4", "undo() moves the head to 6 again"),
         ("tag", "checkpoint 4 tagged 'a', 'b'", "undo() removes the tags"),
         ("label", "checkpoint 4 labelled 'plan'", "undo() removes the label"),
@@ -812,7 +812,7 @@ def test_undo_takes_back_what_is_expected_or_nothing(home: Home) -> None:
     session = home.filled(3)
     head = session.get()
     tagged = session.tag("@", "x")
-    operation = session.ops()[-1]
+    operation = session.operations()[-1]
     before = look(home.store, "s")
     with pytest.raises(holdfast.Conflict):
         session.undo(expect=head)
@@ -900,7 +900,7 @@ def test_rewind_keeps_later_checkpoints(home):
     assert seqs(session.tree()) == [1, 2, 3, 4, 5]
     for checkpoint in future:
         assert session.load(checkpoint)["i"] == checkpoint.seq - 1
-    assert [op.kind for op in session.ops()] == ["rewind"]
+    assert [op.kind for op in session.operations()] == ["rewind"]
     branch = session.save({"i": "branch"})
     assert branch.parent == target.id
     assert seqs(session.history()) == [6, 2, 1]
@@ -916,7 +916,7 @@ def test_lists_and_undo_when_the_clock_is_set_back(home: Home) -> None:
             session.save({"i": i}, tags=["t"])
             session.label("@", f"l{i}")
     assert found_seqs(home) == found_seqs(home, tag="t") == [6, 5, 4, 3, 2, 1]
-    assert [op.details["label"] for op in session.ops()] == [f"l{i}" for i in range(6)]
+    assert [op.details["label"] for op in session.operations()] == [f"l{i}" for i in range(6)]
     for i in range(5, 3, -1):
         assert session.undo().details["what"] == "label"
         session.undo()
@@ -968,7 +968,11 @@ def test_created_at_survives_undo_prune_and_gc(home: Home) -> None:
         if n and left[n - 1].created_at < c.created_at:
             assert seqs(store.find(since=c.created_at))[::-1] == seqs(left[n:])
             assert seqs(store.find(until=c.created_at))[::-1] == seqs(left[:n])
-    moments = [before, *(op.created_at for op in home.session().ops()), dt.datetime.now(dt.UTC)]
+    moments = [
+        before,
+        *(op.created_at for op in home.session().operations()),
+        dt.datetime.now(dt.UTC),
+    ]
     assert moments == sorted(moments)
     assert any(time.microsecond for time in times.values())
 
@@ -983,7 +987,7 @@ def test_steps_after_undo_gc_and_a_restart(home: Home) -> None:
         session.prune(Retention(keep_last=2))
         home.store.gc()
     assert taken == [(1, 1), (2, 2), (2, 3), (3, 4), (3, 5), (4, 6), (4, 7), (5, 8)]
-    numbers = [op.number for op in home.reopened().session("s").ops()]
+    numbers = [op.number for op in home.reopened().session("s").operations()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
@@ -1036,12 +1040,12 @@ def test_a_failed_operation_leaves_nothing(home: Home, kind: str) -> None:
     home.filled(2, "redone").undo()
     names = ("s", "redone", "f")
     before = [look(home.store, name) for name in names]
-    ops = home.session().ops()
+    ops = home.session().operations()
     with home.failing(table), pytest.raises(HoldfastError):
         act(home)
     for store in (home.store, home.another()):
         assert [look(store, name) for name in names] == before
-        assert store.session("s").ops() == ops
+        assert store.session("s").operations() == ops
         assert [c.seq for c in store.find(tag="new")] == []
     act(home)
     assert [look(home.reopened(), name) for name in names] != before
@@ -1053,7 +1057,7 @@ def test_a_failed_rewind_is_an_error(home):
     with home.failing(), pytest.raises(HoldfastError):
         session.rewind("@~1")
     assert session.load()["i"] == 1
-    assert session.ops() == []
+    assert session.operations() == []
 
 
 @pytest.mark.parametrize("kind", ["undo", "redo"])

@@ -25,7 +25,7 @@ import holdfast
 from holdfast import HoldfastError, InvalidRequest, NotFound, Retention, ToolCall, Unavailable
 from holdfast.importers import import_, import_s0, import_s1, import_s2, import_s3, untrusted
 from holdfast.importers.checkpoints import COLUMNS, CheckpointEntry
-from holdfast.importers.save import Content, Imported
+from holdfast.importers.save import Content, ImportResult
 from tests.docs.test_pages import run as run_page
 from tests.support.stores import Home
 
@@ -235,7 +235,7 @@ def snapshot(path: Path) -> dict[str, Any]:
     return found
 
 
-def bring(store: holdfast.Store, path: Path, format: Any = None) -> Imported:
+def bring(store: holdfast.Store, path: Path, format: Any = None) -> ImportResult:
     before = snapshot(path)
     result = import_(store, path, format)
     assert snapshot(path) == before
@@ -264,12 +264,12 @@ def one(store: holdfast.Store, root: Path, format: Format, **more: Any) -> holdf
     """Import a single checkpoint with these fields."""
     format.write(root, format.data(1, **more))
     result = bring(store, root, format.name)
-    assert result == Imported(1, 1, 0, (), ()), result
+    assert result == ImportResult(1, 1, 0, (), ()), result
     [checkpoint] = tree(store)
     return checkpoint
 
 
-def why(result: Imported, where: str) -> str:
+def why(result: ImportResult, where: str) -> str:
     """The reason given for the one entry of that place."""
     [reason] = [why for place, why in result.skipped if place == where]
     return reason
@@ -282,7 +282,7 @@ def why(result: Imported, where: str) -> str:
 def test_states_arrive_as_they_were(home: Home, root: Path, format: Format) -> None:
     format.fill(root, 5)
     format.fill(root, 2, "other")
-    assert bring(home.store, root) == Imported(2, 7, 0, (), ())
+    assert bring(home.store, root) == ImportResult(2, 7, 0, (), ())
     store = home.reopened()
     assert [info.name for info in store.sessions()] == ["other", SESSION]
     for n, checkpoint in enumerate(tree(store)):
@@ -357,7 +357,7 @@ def test_again_is_known(home: Home, root: Path, format: Format) -> None:
     format.fill(root, 4)
     bring(home.store, root)
     before = [(c.id, c.hash) for c in tree(home.store)]
-    assert bring(home.reopened(), root) == Imported(1, 0, 4, (), ())
+    assert bring(home.reopened(), root) == ImportResult(1, 0, 4, (), ())
     assert [(c.id, c.hash) for c in tree(home.store)] == before
     assert home.session(SESSION).head == tree(home.store)[-1]
 
@@ -367,7 +367,7 @@ def test_again_after_the_source_went_on(store: holdfast.Store, root: Path, forma
     format.fill(root, 3)
     bring(store, root)
     format.fill(root, 5)
-    assert bring(store, root) == Imported(1, 2, 3, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 3, (), ())
     assert [c.step for c in tree(store)] == [1, 2, 3, 4, 5]
 
 
@@ -398,7 +398,7 @@ def test_an_older_one_found_later_does_not_move_the_head(
     paths[1].write_bytes(b"{")
     bring(store, root)
     paths[1].write_bytes(kept)
-    assert bring(store, root) == Imported(1, 1, 3, (), ())
+    assert bring(store, root) == ImportResult(1, 1, 3, (), ())
     first, third, fourth, second = tree(store)
     assert store.session(SESSION).head == fourth
     assert (second.parent, third.parent) == (first.id, first.id)
@@ -423,7 +423,7 @@ def test_interrupted_and_run_again(
         patch.setattr(holdfast.Session, "save", failing)
         with pytest.raises(Unavailable):
             bring(home.store, root)
-    assert bring(home.reopened(), root) == Imported(2, 6 - after, after, (), ())
+    assert bring(home.reopened(), root) == ImportResult(2, 6 - after, after, (), ())
     for session in (SESSION, "another"):
         assert [c.step for c in tree(home.store, session)] == [1, 2, 3]
 
@@ -535,7 +535,7 @@ def test_a_deleted_session_does_not_come_back(home: Home, root: Path) -> None:
     assert "deleted" in why(result, f"session {SESSION!r}")
     assert [info.name for info in home.store.sessions()] == ["mine", "other"]
     home.session(SESSION).undo()
-    assert bring(home.store, root) == Imported(3, 0, 4, (), ())
+    assert bring(home.store, root) == ImportResult(3, 0, 4, (), ())
     home.session(SESSION).delete()
     home.store.gc()
     assert bring(home.store, root).checkpoints == 2
@@ -572,7 +572,7 @@ def test_an_id_used_twice_gives_two(store: holdfast.Store, root: Path, format: F
     changed |= {"note": "second"}
     write(paths[1].with_name(f"cp_again_{paths[1].name}"), format.seal(changed))
     assert bring(store, root).checkpoints == 3
-    assert bring(store, root) == Imported(1, 0, 3, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 3, (), ())
     notes = [c.meta.get("note") for c in tree(store)]
     assert sorted(notes, key=str) == [None, None, "second"]
 
@@ -581,7 +581,7 @@ def test_an_id_used_twice_gives_two(store: holdfast.Store, root: Path, format: F
 def test_a_copy_is_no_second_checkpoint(store: holdfast.Store, root: Path, format: Format) -> None:
     paths = format.fill(root, 2)
     write(paths[1].with_name(f"cp_copy_{paths[1].name}"), paths[1].read_bytes())
-    assert bring(store, root) == Imported(1, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 0, (), ())
 
 
 # -- damage --------------------------------------------------------------------------------------
@@ -1052,7 +1052,7 @@ def test_s0_checksum_over_numbers_as_they_are_written(
     checksum = hashlib.sha256(text.replace('"NUMBER"', number).encode()).hexdigest()
     data |= {"_checksum": checksum, "_version": "1.0"}
     write(s0_path(root, data), json.dumps(data).replace('"NUMBER"', number).encode())
-    assert bring(store, root) == Imported(1, 1, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 1, 0, (), ())
 
 
 @pytest.mark.parametrize(
@@ -1073,7 +1073,7 @@ def test_s0_checksum_that_is_unknown(
     path = write(s0_path(root, data), data)
     for known in (0, 1):
         result = bring(store, root)
-        assert result == Imported(1, 1 - known, known, (), (str(path.relative_to(root)),))
+        assert result == ImportResult(1, 1 - known, known, (), (str(path.relative_to(root)),))
     [checkpoint] = tree(store)
     assert {k: v for k, v in checkpoint.meta.items() if k in checksum} == checksum
 
@@ -1081,7 +1081,7 @@ def test_s0_checksum_that_is_unknown(
 def test_s0_latest_is_not_imported_twice(store: holdfast.Store, root: Path) -> None:
     S0.fill(root, 3)
     assert (root / SESSION / "checkpoints" / "latest.json").is_symlink()
-    assert bring(store, root) == Imported(1, 3, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 3, 0, (), ())
 
 
 def test_s0_latest_that_was_copied_as_a_file(store: holdfast.Store, root: Path) -> None:
@@ -1089,7 +1089,7 @@ def test_s0_latest_that_was_copied_as_a_file(store: holdfast.Store, root: Path) 
     latest = paths[0].with_name("latest.json")
     latest.unlink()
     write(latest, paths[2].read_bytes())
-    assert bring(store, root) == Imported(1, 3, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 3, 0, (), ())
 
 
 def test_s0_latest_that_leads_out(store: holdfast.Store, root: Path) -> None:
@@ -1124,7 +1124,7 @@ def test_s0_backup_stands_in_for_a_damaged_one(store: holdfast.Store, root: Path
 def test_s0_backup_of_a_sound_one_is_no_second(store: holdfast.Store, root: Path) -> None:
     paths = S0.fill(root, 3)
     write(paths[0].with_name("latest.json.backup"), paths[1].read_bytes())
-    assert bring(store, root) == Imported(1, 3, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 3, 0, (), ())
 
 
 def test_s0_damaged_backup_is_listed(store: holdfast.Store, root: Path) -> None:
@@ -1137,14 +1137,14 @@ def test_s0_damaged_backup_is_listed(store: holdfast.Store, root: Path) -> None:
 
 def test_s0_session_with_a_slash_lies_deeper(store: holdfast.Store, root: Path) -> None:
     S0.fill(root, 2, "team/trip")
-    assert bring(store, root) == Imported(1, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 0, (), ())
     assert len(store.session("team/trip")) == 2
 
 
 @pytest.mark.parametrize("below", [SESSION, f"{SESSION}/checkpoints"])
 def test_s0_one_session_alone(store: holdfast.Store, root: Path, below: str) -> None:
     S0.fill(root, 2)
-    assert bring(store, root / below) == Imported(1, 2, 0, (), ())
+    assert bring(store, root / below) == ImportResult(1, 2, 0, (), ())
 
 
 def test_s0_order_is_the_iteration_then_the_time(store: holdfast.Store, root: Path) -> None:
@@ -1232,7 +1232,7 @@ def test_s1_steps_are_numbers(store: holdfast.Store, root: Path) -> None:
 def test_s1_sessions_that_begin_alike(store: holdfast.Store, root: Path) -> None:
     for name in ("s", "s_1", "s_1_2", "s_latest", "latest"):
         S1.fill(root, 2, name)
-    assert bring(store, root) == Imported(5, 10, 0, (), ())
+    assert bring(store, root) == ImportResult(5, 10, 0, (), ())
     assert {len(store.session(n)) for n in ("s", "s_1", "s_1_2", "s_latest", "latest")} == {2}
 
 
@@ -1240,7 +1240,7 @@ def test_s1_session_with_a_slash_lies_deeper(store: holdfast.Store, root: Path) 
     for n in range(2):
         write(root / "team" / f"trip_{n}.json", s1_data(n, "team/trip"))
     write(root / "team" / "trip_latest.json", b"team/trip_1.json")
-    assert bring(store, root) == Imported(1, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 0, (), ())
 
 
 @pytest.mark.parametrize(
@@ -1330,11 +1330,11 @@ def test_s2_tags_in_extra(store: holdfast.Store, root: Path) -> None:
 def test_s2_siblings_are_siblings(store: holdfast.Store, root: Path) -> None:
     write_s2(root, s2_data(0), s2_data(1), child(2, 0), s2_data(3), child(4, 0), child(5, 3))
     result = bring(store, root)
-    assert result == Imported(1, 6, 0, (), ())
+    assert result == ImportResult(1, 6, 0, (), ())
     assert family(store) == {0: None, 1: 0, 2: 0, 3: 2, 4: 0, 5: 3}
     assert [c.step for c in tree(store)] == [1, 2, 2, 3, 2, 4]
     assert tree(store)[2].meta["parent_checkpoint_id"] == S2.id(0)
-    assert bring(store, root) == Imported(1, 0, 6, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 6, (), ())
 
 
 def test_s2_head_is_the_newest(store: holdfast.Store, root: Path) -> None:
@@ -1401,7 +1401,7 @@ def test_s2_parents_in_a_circle(
 def test_s2_parent_that_is_younger_by_the_clock(store: holdfast.Store, root: Path) -> None:
     write_s2(root, s2_data(0), child(1, 3), s2_data(2), s2_data(3))
     result = bring(store, root)
-    assert result == Imported(1, 4, 0, (), ())
+    assert result == ImportResult(1, 4, 0, (), ())
     assert family(store) == {0: None, 3: 0, 1: 3, 2: 1}
     head = store.session(SESSION).head
     assert head is not None
@@ -1417,7 +1417,7 @@ def test_s2_long_line_of_parents_by_a_clock_that_runs_backwards(
         data = s2_data(n, created_at=at, state=n, context=None)
         data["metadata"]["parent_checkpoint_id"] = S2.id(n - 1) if n else None
         write(root / "sessions" / SESSION / f"{n}.json", data)
-    assert import_(store, root) == Imported(1, count, 0, (), ())
+    assert import_(store, root) == ImportResult(1, count, 0, (), ())
     assert [c.step for c in tree(store)] == [*range(1, count + 1)]
 
 
@@ -1440,13 +1440,13 @@ def test_s2_index_that_is_none(store: holdfast.Store, root: Path, index: bytes) 
 def test_s2_without_an_index(store: holdfast.Store, root: Path) -> None:
     S2.fill(root, 2)
     (root / "index.json").unlink()
-    assert bring(store, root) == Imported(1, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 0, (), ())
 
 
 def test_s2_file_that_the_index_lost(store: holdfast.Store, root: Path) -> None:
     S2.fill(root, 2)
     write(root / "index.json", {})
-    assert bring(store, root) == Imported(1, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 2, 0, (), ())
 
 
 @pytest.mark.parametrize(
@@ -1524,32 +1524,32 @@ def test_s3_conversation_of_unknown_fields(store: holdfast.Store, root: Path) ->
 
 def test_s3_same_id_of_two_agents(store: holdfast.Store, root: Path) -> None:
     write_s3(root, s3_data(0, "a"), s3_data(0, "b"))
-    assert bring(store, root) == Imported(2, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(2, 2, 0, (), ())
 
 
 def test_s3_database(home: Home, db: Path) -> None:
     fill_db(db, 5)
-    assert bring(home.store, db) == Imported(1, 5, 0, (), ())
+    assert bring(home.store, db) == ImportResult(1, 5, 0, (), ())
     for n, checkpoint in enumerate(tree(home.store)):
         assert home.session(SESSION).load(checkpoint.id) == S3.state(s3_data(n))
         assert checkpoint.meta["created_at"] == 1_740_000_000 + n
         assert checkpoint.meta["metadata"] == {"model": "m"}
         assert (checkpoint.agent, checkpoint.meta["iteration"]) == (SESSION, n)
-    assert bring(home.store, db) == Imported(1, 0, 5, (), ())
+    assert bring(home.store, db) == ImportResult(1, 0, 5, (), ())
 
 
 def test_s3_database_without_a_log(store: holdfast.Store, db: Path) -> None:
     write_db(db, s3_data(0), s3_data(1), wal=False).close()
-    assert bring(store, db) == Imported(1, 2, 0, (), ())
+    assert bring(store, db) == ImportResult(1, 2, 0, (), ())
 
 
 def test_s3_database_with_rows_in_its_log(store: holdfast.Store, db: Path) -> None:
     """Copied while the writer is alive: all but the log is empty."""
     writer = write_db(db, *[s3_data(n) for n in range(4)])
     assert Path(f"{db}-wal").stat().st_size > 0
-    assert bring(store, db) == Imported(1, 4, 0, (), ())
+    assert bring(store, db) == ImportResult(1, 4, 0, (), ())
     writer.close()
-    assert bring(store, db) == Imported(1, 0, 4, (), ())
+    assert bring(store, db) == ImportResult(1, 0, 4, (), ())
 
 
 def test_s3_database_with_a_hot_journal(store: holdfast.Store, root: Path, db: Path) -> None:
@@ -1565,7 +1565,7 @@ def test_s3_database_with_a_hot_journal(store: holdfast.Store, root: Path, db: P
     writer.execute("ROLLBACK")
     writer.close()
     assert b"half done" in db.read_bytes()
-    assert bring(store, db) == Imported(1, 4, 0, (), ())
+    assert bring(store, db) == ImportResult(1, 4, 0, (), ())
     assert [info.name for info in store.sessions()] == [SESSION]
 
 
@@ -1574,7 +1574,7 @@ def test_s3_database_in_a_folder_that_nobody_may_write_to(store: holdfast.Store,
     db.chmod(0o400)
     db.parent.chmod(0o500)
     try:
-        assert bring(store, db) == Imported(1, 3, 0, (), ())
+        assert bring(store, db) == ImportResult(1, 3, 0, (), ())
     finally:
         db.parent.chmod(0o700)
 
@@ -1668,7 +1668,7 @@ def test_s3_columns_called_as_the_number_of_a_row_is(
     for n in range(3):
         writer.execute(insert, (str(n), "a", n, b"{}", "{}", n))
     writer.close()
-    assert bring(store, db) == Imported(1, 3, 0, (), ())
+    assert bring(store, db) == ImportResult(1, 3, 0, (), ())
 
 
 def test_s3_rows_that_have_no_number(store: holdfast.Store, db: Path) -> None:
@@ -1765,7 +1765,7 @@ def test_s3_database_with_a_damaged_index(store: holdfast.Store, db: Path) -> No
     for page in pages:
         raw[(page - 1) * size : page * size] = b"\xaa" * size
     db.write_bytes(raw)
-    assert bring(store, db, "s3") == Imported(1, 60, 0, (), ())
+    assert bring(store, db, "s3") == ImportResult(1, 60, 0, (), ())
 
 
 @pytest.mark.parametrize("length", [0, 50, 100, 5_000])
@@ -1898,7 +1898,7 @@ def test_root_may_be_a_link(store: holdfast.Store, root: Path) -> None:
     S1.fill(root, 2)
     link = root.parent / "link"
     link.symlink_to(root)
-    assert bring(store, link) == Imported(1, 2, 0, (), ())
+    assert bring(store, link) == ImportResult(1, 2, 0, (), ())
 
 
 # -- whatever happens to a file ------------------------------------------------------------------

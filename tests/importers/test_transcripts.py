@@ -26,7 +26,7 @@ from holdfast.importers import (
     import_openai_chat,
     untrusted,
 )
-from holdfast.importers.save import Imported
+from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts import conversation
 from tests.importers.test_checkpoints import snapshot, why
 from tests.support.stores import Home
@@ -177,7 +177,7 @@ def write(path: Path, data: Any) -> Path:
     return path
 
 
-def bring(store: holdfast.Store, path: Path, format: Any = None) -> Imported:
+def bring(store: holdfast.Store, path: Path, format: Any = None) -> ImportResult:
     before = snapshot(path)
     result = import_(store, path, format)
     assert snapshot(path) == before
@@ -186,7 +186,7 @@ def bring(store: holdfast.Store, path: Path, format: Any = None) -> Imported:
     return result
 
 
-def counts(result: Imported) -> tuple[int, int, int]:
+def counts(result: ImportResult) -> tuple[int, int, int]:
     return result.sessions, result.checkpoints, result.known
 
 
@@ -246,7 +246,7 @@ def test_claude_turns_arrive(home: Home, root: Path) -> None:
     talk.turn(1)
     talk.turn(2)
     path = claude(root, talk)
-    assert bring(home.store, path) == Imported(1, 2, 0, (), ())
+    assert bring(home.store, path) == ImportResult(1, 2, 0, (), ())
     store = home.reopened()
     first = ["question 1", "c1", "c1", "answer 1"]
     assert texts(store, revision=tree(store)[0].id) == first
@@ -353,7 +353,7 @@ def test_claude_results_of_calls_at_once_are_no_branches(
     store: holdfast.Store, root: Path, order: str
 ) -> None:
     result = bring(store, claude(root, parallel(order)))
-    assert result == Imported(1, 2, 0, (), ())
+    assert result == ImportResult(1, 2, 0, (), ())
     assert parents(store) == [None, 0]
     results = ["ca", "cb"] if order != "abBA" else ["cb", "ca"]
     told = ["question", ["both", "ca", "cb"], *results, "answer"]
@@ -391,7 +391,7 @@ def test_claude_progress_is_no_branch(store: holdfast.Store, root: Path) -> None
     talk.ask("more")
     talk.say("m3", "more, too")
     result = bring(store, claude(root, talk))
-    assert result == Imported(1, 2, 0, (), ())
+    assert result == ImportResult(1, 2, 0, (), ())
     assert parents(store) == [None, 0]
     assert texts(store) == ["question", "c1", "c1", "answer", "more", "more, too"]
     first = tree(store)[0].meta
@@ -563,13 +563,13 @@ def test_claude_going_back_to_the_beginning(store: holdfast.Store, root: Path) -
     talk.turn(1)
     talk.ask("other question", parent=None)
     talk.say("m9", "other answer")
-    assert bring(store, claude(root, talk)) == Imported(1, 3, 0, (), ())
+    assert bring(store, claude(root, talk)) == ImportResult(1, 3, 0, (), ())
     start, first, second = tree(store)
     assert store.session("s1").load(start.id) == {"messages": []}
     assert parents(store) == [None, 0, 0]
     assert texts(store, revision=first.id)[0] == "question 1"
     assert texts(store, revision=second.id) == ["other question", "other answer"]
-    assert bring(store, root) == Imported(1, 0, 3, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 3, (), ())
 
 
 def test_claude_line_that_is_named_like_the_beginning(store: holdfast.Store, root: Path) -> None:
@@ -577,8 +577,8 @@ def test_claude_line_that_is_named_like_the_beginning(store: holdfast.Store, roo
     talk.ask("question")
     talk.say("m1", uuid="start")
     talk.ask("other question", parent=None)
-    assert bring(store, claude(root, talk)) == Imported(1, 3, 0, (), ())
-    assert bring(store, root) == Imported(1, 0, 3, (), ())
+    assert bring(store, claude(root, talk)) == ImportResult(1, 3, 0, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 3, (), ())
 
 
 def test_claude_going_back_to_the_beginning_later(store: holdfast.Store, root: Path) -> None:
@@ -593,7 +593,7 @@ def test_claude_going_back_to_the_beginning_later(store: holdfast.Store, root: P
     assert "it follows" in why(result, "s1.jsonl")
     assert parents(store) == [None, 0, 1]
     assert texts(store) == ["other question", "other answer"]
-    assert bring(store, root) == Imported(1, 0, 3, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 3, (), ())
 
 
 def test_claude_second_answer_is_a_sibling(store: holdfast.Store, root: Path) -> None:
@@ -685,7 +685,7 @@ def test_claude_compaction_replaces_the_history(store: holdfast.Store, root: Pat
     talk.say("m9", "yes")
     talk.ask("as it is", parent=after)
     talk.say("m10", "no")
-    assert bring(store, claude(root, talk)) == Imported(1, 7, 0, (), ())
+    assert bring(store, claude(root, talk)) == ImportResult(1, 7, 0, (), ())
     assert parents(store) == [None, 0, 1, 2, 3, 1, 4]
     assert [c.trigger for c in tree(store)][2:4] == ["compaction", "turn"]
     states = [texts(store, revision=c.id) for c in tree(store)]
@@ -737,7 +737,7 @@ def agents(style: str) -> dict[str, Lines]:
 def test_claude_sub_agents_are_children(store: holdfast.Store, root: Path, style: str) -> None:
     for name, lines in agents(style).items():
         claude(root, lines, name)
-    assert bring(store, root) == Imported(3, 3, 0, (), ())
+    assert bring(store, root) == ImportResult(3, 3, 0, (), ())
     assert texts(store) == ["question", "task", "task", "answer"]
     names = [info.name for info in store.sessions()]
     ends = ("a10", "a20") if style == "unnamed" else ("a1", "a2")
@@ -853,7 +853,7 @@ def test_codex_turns_arrive(home: Home, root: Path) -> None:
     rollout.turn(1)
     rollout.turn(2)
     path = codex(root, rollout)
-    assert bring(home.store, path) == Imported(1, 2, 0, (), ())
+    assert bring(home.store, path) == ImportResult(1, 2, 0, (), ())
     store = home.reopened()
     first = ["question 1", "c1", "c1", "answer 1"]
     assert texts(store, "t1", tree(store, "t1")[0].id) == first
@@ -954,7 +954,7 @@ def test_codex_compaction_replaces_the_history(store: holdfast.Store, root: Path
     sealed = {"type": "compaction", "encrypted_content": "…"}
     rollout.line("compacted", {"message": "", "replacement_history": [kept, sealed]})
     rollout.turn(2)
-    assert bring(store, codex(root, rollout)) == Imported(1, 3, 0, (), ())
+    assert bring(store, codex(root, rollout)) == ImportResult(1, 3, 0, (), ())
     assert parents(store, "t1") == [None, 0, 1]
     states = [store.session("t1").load(c.id)["messages"] for c in tree(store, "t1")]
     assert (len(states[0]), states[1]) == (4, [kept, sealed])
@@ -1024,7 +1024,7 @@ def test_codex_the_same_again_after_a_rollback(store: holdfast.Store, root: Path
     rollout.turn(2)
     same = rollout.lines[at:]
     rollout.event("thread_rolled_back", num_turns=1)
-    assert bring(store, codex(root, [*rollout.lines, *same])) == Imported(1, 3, 0, (), ())
+    assert bring(store, codex(root, [*rollout.lines, *same])) == ImportResult(1, 3, 0, (), ())
     assert parents(store, "t1") == [None, 0, 0]
 
 
@@ -1089,7 +1089,7 @@ def test_codex_sub_agents_are_children(store: holdfast.Store, root: Path) -> Non
     child.turn(2, 7)
     codex(root, child, "2026/03/01/rollout-0.jsonl")
     codex(root, parent, "2026/03/01/rollout-1.jsonl")
-    assert bring(store, root) == Imported(2, 2, 0, (), ())
+    assert bring(store, root) == ImportResult(2, 2, 0, (), ())
     assert [c.child_of for c in tree(store, "t2")] == ["t1"]
     usage = store.session("t1").usage()
     assert (usage.spent.tokens, usage.children.tokens) == (200, 14)
@@ -1199,7 +1199,7 @@ def document(root: Path, data: Any, name: str = "talk.json") -> Path:
 
 def test_chat_turns_arrive(home: Home, root: Path) -> None:
     path = document(root, {"model": "gpt-x", "messages": chat(3), "temperature": 0.5})
-    assert bring(home.store, path) == Imported(1, 3, 0, (), ())
+    assert bring(home.store, path) == ImportResult(1, 3, 0, (), ())
     store = home.reopened()
     states = [store.session("talk").load(c.id)["messages"] for c in tree(store, "talk")]
     assert states == [chat(1), chat(2), chat(3)]
@@ -1221,7 +1221,7 @@ def test_chat_named_by_itself(store: holdfast.Store, root: Path, field: str) -> 
 
 def test_chat_one_in_each_line(store: holdfast.Store, root: Path) -> None:
     path = write(root / "tuning.jsonl", [{"messages": chat(1)}, {"id": "b", "messages": chat(2)}])
-    assert bring(store, path) == Imported(2, 3, 0, (), ())
+    assert bring(store, path) == ImportResult(2, 3, 0, (), ())
     assert store.session("tuning:1").load() == {"messages": chat(1)}
     assert store.session("b").load() == {"messages": chat(2)}
 
@@ -1258,7 +1258,7 @@ def test_chat_call_without_a_result_is_pending(store: holdfast.Store, root: Path
     head = store.session("talk").head
     assert head is not None
     assert [(call.id, call.name) for call in head.pending] == [("c0", "search")]
-    repaired = store.session("talk").load(repair=True)["messages"]
+    repaired = store.session("talk").load(close_calls=True)["messages"]
     assert repaired[-1]["tool_call_id"] == "c0"
 
 
@@ -1317,7 +1317,7 @@ def test_again_is_known(home: Home, root: Path, format: str) -> None:
     path = write(root / "talk.jsonl", FORMATS[format](3))
     assert counts(bring(home.store, path)) == (1, 3, 0)
     before = [(c.id, c.hash) for c in tree(home.store)]
-    assert bring(home.reopened(), path) == Imported(1, 0, 3, (), ())
+    assert bring(home.reopened(), path) == ImportResult(1, 0, 3, (), ())
     assert [(c.id, c.hash) for c in tree(home.store)] == before
 
 
@@ -1325,7 +1325,7 @@ def test_again_is_known(home: Home, root: Path, format: str) -> None:
 def test_again_when_it_has_grown(home: Home, root: Path, format: str) -> None:
     bring(home.store, write(root / "talk.jsonl", FORMATS[format](2)))
     path = write(root / "talk.jsonl", FORMATS[format](5))
-    assert bring(home.reopened(), path) == Imported(1, 3, 2, (), ())
+    assert bring(home.reopened(), path) == ImportResult(1, 3, 2, (), ())
     assert parents(home.store) == [None, 0, 1, 2, 3]
     with holdfast.open("memory:") as other:
         import_(other, path)
@@ -1368,7 +1368,7 @@ def test_interrupted_and_run_again(
         patch.setattr(session, "append", dies)
         with pytest.raises(KeyboardInterrupt):
             import_(home.store, path)
-    assert bring(home.reopened(), path) == Imported(1, 3 - after, 1 + after, (), ())
+    assert bring(home.reopened(), path) == ImportResult(1, 3 - after, 1 + after, (), ())
     assert parents(home.store) == [None, 0, 1, 2]
 
 
@@ -1383,14 +1383,14 @@ def test_a_turn_in_the_making_goes_on(store: holdfast.Store, root: Path) -> None
     assert head.pending == (ToolCall("c2", "search", {"q": "c2"}),)
     talk.result("c2")
     talk.say("m3", "answer 2")
-    assert bring(store, claude(root, talk)) == Imported(1, 1, 2, (), ())
+    assert bring(store, claude(root, talk)) == ImportResult(1, 1, 2, (), ())
     assert parents(store) == [None, 0, 1]
     assert texts(store)[4:] == ["question 2", "c2", "c2", "answer 2"]
     assert tokens(store) == [266, 133, 133]
     head = store.session("s1").head
     assert head is not None
     assert head.pending == ()
-    assert bring(store, root) == Imported(1, 0, 2, (), ())
+    assert bring(store, root) == ImportResult(1, 0, 2, (), ())
 
 
 def test_a_turn_that_goes_on_still_waits(store: holdfast.Store, root: Path) -> None:
@@ -1586,7 +1586,7 @@ def test_last_line_that_is_cut_off(
 
 def test_last_line_without_its_end_is_whole(store: holdfast.Store, root: Path) -> None:
     path = write(root / "talk.jsonl", encoded(claude_lines(2)).rstrip())
-    assert bring(store, path) == Imported(1, 2, 0, (), ())
+    assert bring(store, path) == ImportResult(1, 2, 0, (), ())
     assert len(texts(store)) == 8
 
 

@@ -178,7 +178,7 @@ def test_a_session_that_is_saved_while_it_expires_stays(home: Home) -> None:
     carry_out = retention.carry_out
 
     def race(operator: Operator, plan: Any, rule: Any) -> None:
-        if not other.ops() and len(other) == 2:
+        if not other.operations() and len(other) == 2:
             other.save({"i": "new"})
         carry_out(operator, plan, rule)
 
@@ -186,7 +186,7 @@ def test_a_session_that_is_saved_while_it_expires_stays(home: Home) -> None:
         patch.setattr(retention, "carry_out", race)
         with wall_clock(lambda true: true + 100 * DAY):
             home.store.prune(Retention(session_ttl="30d"))
-    assert session.ops() == []
+    assert session.operations() == []
     assert home.reopened().session("s").load() == {"i": "new"}
 
 

@@ -340,7 +340,7 @@ def test_delete_names_the_forks_of_a_checkpoint(tmp_path: Path) -> None:
         session.fork("of the second", second.id)
         assert session.delete(second.id).forks == ("of the second",)
         assert session.delete(first.id).forks == ("of the first", "of the fork")
-        assert session.ops()[-1].forks == ()
+        assert session.operations()[-1].forks == ()
 
 
 @KINDS

@@ -456,7 +456,7 @@ def test_the_newest_that_loads_becomes_the_head(home: Home, kind: str) -> None:
     if not lost:
         assert home.store.verify(read_data=True).ok
     if moved:
-        assert [o.kind for o in session.ops()] == ["repair"]
+        assert [o.kind for o in session.operations()] == ["repair"]
         assert session.undo().details["what"] == "repair"
         with pytest.raises((Corrupt, CheckpointNotFound)):
             session.load()  # what it was before
@@ -478,7 +478,7 @@ def test_a_head_row_keeps_the_log(home: Home) -> None:
     home.spoil_head(None)
     home.store.repair()
     session = home.reopened().session("s")
-    assert [o.kind for o in session.ops()] == ["tag", "rewind", "repair"]
+    assert [o.kind for o in session.operations()] == ["tag", "rewind", "repair"]
     assert session.load()["i"] == 4  # where the head had been is lost; the newest is the best guess
     session.save({"i": 5})
     session.tag("@", "more")

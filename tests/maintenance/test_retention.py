@@ -87,7 +87,7 @@ def test_keep_last(home: Home) -> None:
     assert "3 of 6 go" in str(plan)
     assert "drop  step 1" in str(plan)
     assert session.prune(Retention(keep_last=3)).removed == ()
-    assert [o.kind for o in session.ops()] == ["prune"]  # what did nothing is no operation
+    assert [o.kind for o in session.operations()] == ["prune"]  # what did nothing is no operation
 
 
 def test_keep_every_so_many_steps(home: Home) -> None:
@@ -595,7 +595,7 @@ def test_automatic_retention_bounds_the_store(home: Home, monkeypatch: pytest.Mo
     assert home.store.verify(read_data=True).ok
     assert home.store.stats().deleted == 0
     # The log of the clean-ups is bounded, too.
-    assert len(session.ops()) < 3
+    assert len(session.operations()) < 3
 
 
 def test_without_retention_it_grows(home: Home) -> None:

@@ -43,7 +43,7 @@ def loads(store: holdfast.Store, checkpoint: holdfast.Checkpoint) -> bool:
     return True
 
 
-def check(home: Home, checkpoints: list[holdfast.Checkpoint]) -> holdfast.Report:
+def check(home: Home, checkpoints: list[holdfast.Checkpoint]) -> holdfast.VerifyResult:
     """The report on a damaged store, compared with what loads."""
     store = home.reopened()
     sound = {c.id for c in checkpoints if loads(store, c)}
@@ -186,7 +186,7 @@ def test_one_checkpoint_is_sound_although_its_parent_is_damaged(
     home.spoil_checkpoint(3, body)
     session = home.reopened().session("s")
     fork = home.session("fork")
-    assert fork.verify("@") == holdfast.Report((), 1, 1, 1)
+    assert fork.verify("@") == holdfast.VerifyResult((), 1, 1, 1)
     home.store.session("fork").append("log", "more")
     assert fork.verify("@").ok
     assert not home.store.verify().ok

@@ -169,13 +169,13 @@ data_is_not_checked = entry(
 @mutant(".maintenance.backup:verify")
 def backups_are_not_verified(real: Any) -> Any:
     """A backup is verified before it gets its name."""
-    return lambda *args, **more: holdfast.Report((), 0, 0, 0)
+    return lambda *args, **more: holdfast.VerifyResult((), 0, 0, 0)
 
 
 @mutant(".maintenance.repair:repair")
 def no_repair(real: Any) -> Any:
     """repair() repairs."""
-    return lambda backend: RepairResult((), holdfast.Report((), 0, 0, 0))
+    return lambda backend: RepairResult((), holdfast.VerifyResult((), 0, 0, 0))
 
 
 nothing_is_given_up = entry(

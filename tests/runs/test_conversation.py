@@ -351,8 +351,8 @@ def test_a_conversation_in_a_loop(tmp_path: Path) -> None:
             call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
             await conversation.append({"role": "user", "content": "Hi"})
             await conversation.append({"role": "assistant", "tool_calls": [call]})
-            await session.load(repair=True)
-            assert [c.id for c in session.repaired] == ["c1"]
+            await session.load(close_calls=True)
+            assert [c.id for c in session.closed_calls] == ["c1"]
             assert [c.id for c in await conversation.repair()] == ["c1"]
             assert len(await conversation.messages()) == 3
             system = {"role": "system", "content": "Be brief."}

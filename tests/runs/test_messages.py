@@ -16,10 +16,10 @@ from holdfast.runs import messages as talking
 from holdfast.runs.messages import (
     MARK,
     closed,
+    closed_state,
     dangling_calls,
     name_and_arguments,
     newest,
-    repaired,
     tool_call,
     units,
 )
@@ -260,8 +260,8 @@ def test_what_is_complete_stays_the_same(shape: Shape) -> None:
     assert calls == []
     assert all(a is b for a, b in zip(whole, talk, strict=True))
     for state in (talk, {"messages": talk, "n": 1}, [[talk], 1]):
-        assert repaired(state) == (state, [])
-        assert repaired(state)[0] is state
+        assert closed_state(state) == (state, [])
+        assert closed_state(state)[0] is state
 
 
 @pytest.mark.parametrize("shape", [Chat, Responses])
@@ -324,21 +324,21 @@ def test_a_load_that_repairs(sqlite: Home, shape: Shape) -> None:
     start = [user("Go."), *shape.calls("c1", "c2")]
     state = {"plan": {"talks": [start]}, "messages": [*start, *shape.results("c1", "c2")], "n": 7}
     session.save(state)
-    before = (session.head, len(session), session.ops())
-    loaded = session.load(repair=True)
-    assert [call.id for call in session.repaired] == ["c1", "c2"]
+    before = (session.head, len(session), session.operations())
+    loaded = session.load(close_calls=True)
+    assert [call.id for call in session.closed_calls] == ["c1", "c2"]
     assert shape.refusal(loaded["plan"]["talks"][0]) is None
     assert MARK in json.dumps(loaded["plan"])
     assert (loaded["messages"], loaded["n"]) == (state["messages"], 7)
     assert session.load() == state
     assert sqlite.another().session("s").load() == state
-    assert (session.head, len(session), session.ops()) == before
+    assert (session.head, len(session), session.operations()) == before
 
     session.save(loaded)
-    assert session.load(repair=True) == loaded
-    assert [*session.repaired] == []
-    assert session.load("@~1", repair=True) == loaded
-    assert [call.id for call in session.repaired] == ["c1", "c2"]
+    assert session.load(close_calls=True) == loaded
+    assert [*session.closed_calls] == []
+    assert session.load("@~1", close_calls=True) == loaded
+    assert [call.id for call in session.closed_calls] == ["c1", "c2"]
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_a_load_that_repairs(sqlite: Home, shape: Shape) -> None:
 def test_what_is_no_conversation_is_left_alone(memory: Home, state: Any) -> None:
     session = memory.session()
     session.save(state)
-    assert session.load(repair=True) == state
-    assert session.repaired == ()
+    assert session.load(close_calls=True) == state
+    assert session.closed_calls == ()
 
 
 def test_a_state_as_deep_as_can_be_saved(memory: Home) -> None:
@@ -368,8 +368,8 @@ def test_a_state_as_deep_as_can_be_saved(memory: Home) -> None:
         state = {"in": state} if n % 2 else [state]
     session = memory.session()
     session.save(state)
-    session.load(repair=True)
-    assert [call.id for call in session.repaired] == ["c1"]
+    session.load(close_calls=True)
+    assert [call.id for call in session.closed_calls] == ["c1"]
 
 
 # -- hostile messages ------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ HOSTILE: list[Any] = [
 def test_odd_messages_are_left_as_they_are(odd: Any) -> None:
     for talk in ([odd], [odd, odd], [user("Go."), odd, assistant("Done.")]):
         assert closed(talk) == (talk, [])
-        assert repaired({"messages": talk}) == ({"messages": talk}, [])
+        assert closed_state({"messages": talk}) == ({"messages": talk}, [])
         assert [n for unit in units(talk) for n in unit] == [*range(len(talk))]
         assert newest(talk, 100) == talk
         assert newest(talk, 1)[-1:] == talk[-1:]
@@ -671,7 +671,7 @@ def test_no_message_is_too_odd(talk: list[Any], limit: int) -> None:
         if link.result is not None:
             call, result = (any(m is talk[n] for m in kept) for n in (link.at, link.result))
             assert call == result
-    repaired({"a": talk, "b": [talk]})
+    closed_state({"a": talk, "b": [talk]})
 
 
 def without_odd(messages: list[Any]) -> list[Any]:

@@ -115,7 +115,7 @@ def facts(store: holdfast.Store, names: list[str] | None = None) -> dict[str, An
         ]
         states = {c.id: session.load(c) for c in session.tree()}
         history = [(c.id, c.step, c.pruned) for c in session.history()] if info.head else []
-        ops = [(op.number, op.kind, op.summary, op.way_back) for op in session.ops()]
+        ops = [(op.number, op.kind, op.summary, op.way_back) for op in session.operations()]
         out[info.name] = (info.agent, info.head and info.head.id, tree, states, history, ops)
     queries: list[dict[str, Any]] = [
         {"tag": "a"}, {"label": "l"}, {"trigger": "t"}, {"agent": "planner"},

@@ -241,12 +241,12 @@ def test_which_store_is_told_without_a_password(store, monkeypatch):
 
 
 def test_looking_changes_nothing(store, trip, ask):
-    before = [(c.id, c.tags) for c in trip.tree()], trip.ops(), trip.head
+    before = [(c.id, c.tags) for c in trip.tree()], trip.operations(), trip.head
     for name in READS:
         client(store).get(f"/api/{name}", params={"session": "trip", "id": trip.get().id})
     for name in ACTIONS:
         ask(name, 405, session="trip", id=trip.get().id, name="x", tag="x", label="x")
-    assert ([(c.id, c.tags) for c in trip.tree()], trip.ops(), trip.head) == before
+    assert ([(c.id, c.tags) for c in trip.tree()], trip.operations(), trip.head) == before
 
 
 def test_read_only_refuses_every_change(store, trip, tmp_path):
@@ -515,7 +515,7 @@ def test_integrity(store, trip, ask, tmp_path):
     sound = ask("integrity", id=trip.get().id)
     assert sound["problem"] is None
     assert [link["id"] for link in sound["chain"]] == [c.id for c in trip.history()][1:]
-    assert [o["kind"] for o in ask("ops", session="trip")["items"]] == ["rewind"]
+    assert [o["kind"] for o in ask("operations", session="trip")["items"]] == ["rewind"]
     long = store.session("long")
     for n in range(20):
         long.append("messages", {"content": f"{n} " * 900})
@@ -1110,10 +1110,10 @@ def test_what_undo_would_do_is_told(store, trip, ask):
     assert "nothing to redo" in told["redo"]["problem"]
     trip.label("asked", "begun")
     done = trip.undo()
-    before = store.session("trip").ops()
+    before = store.session("trip").operations()
     told = ask("undoable", session="trip")
     assert (told["redo"]["label"], told["redo"]["was"]) == ("begun", "asked")
     assert told["redo"]["created_at"] < holdfast_json.when(done.created_at)
-    assert store.session("trip").ops() == before
+    assert store.session("trip").operations() == before
     with trip.run():
         assert "is run by process" in ask("undoable", session="trip")["undo"]["problem"]

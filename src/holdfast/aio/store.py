@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.model import ToolCall
     from holdfast.runs.abandoned import Abandoned
     from holdfast.session import Revision
-    from holdfast.transfer.copy import Transferred
+    from holdfast.transfer.copy import CopyResult
 
 P = ParamSpec("P")
 S_co = TypeVar("S_co", covariant=True)
@@ -317,7 +317,7 @@ class AsyncStore(_Handle[Store]):
         return [each.session for each, task in zip(left, tasks, strict=True) if task.result()]
 
     @functools.wraps(Store.copy)
-    async def copy(self, other: AsyncStore | Store, **options: Any) -> Transferred:
+    async def copy(self, other: AsyncStore | Store, **options: Any) -> CopyResult:
         target = other.sync if isinstance(other, AsyncStore) else other
         return await self._workers.call(self.sync.copy, target, **options)
 
@@ -392,9 +392,9 @@ class AsyncSession(_Handle[Session]):
         return AsyncConversation(found, self._workers, self._lane)
 
     @property
-    def repaired(self) -> tuple[ToolCall, ...]:
-        """The tool calls that the last load(repair=True) has closed."""
-        return self.sync.repaired
+    def closed_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls that the last load(close_calls=True) has closed."""
+        return self.sync.closed_calls
 
     pending = _awaited(Session.pending)
     calls = _awaited(Session.calls)
@@ -414,7 +414,7 @@ class AsyncSession(_Handle[Session]):
     history = _paged(Session.history)
     tree = _paged(Session.tree)
     find = _paged(Session.find)
-    ops = _awaited(Session.ops)
+    operations = _awaited(Session.operations)
     diff = _awaited(Session.diff)
     changes = _awaited(Session.changes)
     blame = _awaited(Session.blame)

@@ -147,13 +147,13 @@ def redo_(app: App, session: str | None) -> None:
     _undo(app, session, redo=True)
 
 
-@command("ops", lists=True)
+@command("operations", lists=True)
 @session_option("The session; optional if there is only one.")
-def ops_(app: App, session: str | None) -> None:
+def operations_(app: App, session: str | None) -> None:
     """List the operations on a session other than saves, the newest first."""
     with app.store() as store:
         handle = select.the_session(store, session)
-        found = handle.ops()
+        found = handle.operations()
         if not found:
             app.notice("The session has no operations other than saves.")
         for operation in reversed(found):

@@ -17,7 +17,7 @@ from holdfast.errors import Corrupt, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast import Plan, RepairResult, Report, Retention, Store
+    from holdfast import Plan, RepairResult, Retention, Store, VerifyResult
 
 _SESSIONS = 10
 """How many sessions are listed one by one."""
@@ -25,12 +25,12 @@ _LINES = 50
 """A longer plan is summarized, except with --dry-run and --session."""
 
 
-@command("check")
+@command("verify")
 @click.option(
     "--read-data", is_flag=True, help="Read every stored byte, not only records and hashes."
 )
 @session_option("Check only this session.")
-def check_(app: App, session: str | None, *, read_data: bool) -> None:
+def verify_(app: App, session: str | None, *, read_data: bool) -> None:
     """Verify that the store holds what was saved; exit code 5 if something is damaged."""
     with without_check_hint(), app.store() as store:
         names = None if session is None else [select.the_session(store, session).name]
@@ -50,7 +50,7 @@ def check_(app: App, session: str | None, *, read_data: bool) -> None:
         raise click.exceptions.Exit(Corrupt.exit_code)
 
 
-def _print_problems(app: App, report: Report) -> None:
+def _print_problems(app: App, report: VerifyResult) -> None:
     for problem in report.problems:
         app.print(f"{click.style('✗', fg='red')} {output.one_line(str(problem))}")
 

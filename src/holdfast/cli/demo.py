@@ -88,7 +88,7 @@ class _Demo:
         self._explain("When did the budget change, and from what?")
         self._holdfast("blame", "plan.budget", "-s", "grand")
         self._explain("Nothing was lost or changed, and that can be checked:")
-        self._holdfast("check", "--read-data")
+        self._holdfast("verify", "--read-data")
 
     # -- the story -----------------------------------------------------------------------------
 

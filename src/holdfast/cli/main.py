@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("edit", "rewind", "Move a session's head to another checkpoint."),
         ("edit", "undo", "Undo the last change of a session."),
         ("edit", "redo", "Redo the last change that was undone."),
-        ("edit", "ops", "List the operations on a session."),
+        ("edit", "operations", "List the operations on a session."),
         ("edit", "tag", "Add tags to a checkpoint."),
         ("edit", "label", "Give a checkpoint a label."),
         ("edit", "delete", "Delete a checkpoint, or a whole session."),
@@ -61,7 +61,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("runs", "abandoned", "List sessions whose run died."),
     ),
     "Keep": (
-        ("maintain", "check", "Verify that the store holds what was saved."),
+        ("maintain", "verify", "Verify that the store holds what was saved."),
         ("maintain", "repair", "Move heads away from damaged checkpoints, and rebuild indexes."),
         ("maintain", "prune", "Delete old checkpoints by rules."),
         ("maintain", "gc", "Free deleted checkpoints and unused data."),
@@ -73,6 +73,16 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("transfer", "import", "Read sessions from what export wrote, or from other programs."),
     ),
 }
+ALIASES = {"check": "verify"}
+SYNONYMS = {
+    "cat": "state", "checkout": "rewind", "clone": "copy", "delete-session": "delete",
+    "dump": "export", "find": "search", "get": "show", "grep": "search", "history": "log",
+    "info": "show", "list": "sessions", "load": "state", "ls": "sessions", "messages": "transcript",
+    "ops": "operations", "remove": "delete", "restore": "rewind", "revert": "undo", "rm": "delete",
+    "status": "sessions", "tree": "log", "ui": "serve", "vacuum": "gc", "view": "serve",
+    "web": "serve",
+}  # fmt: skip
+"""Words that other programs use for a command. They are suggested, not run."""
 _COMPLETE = "_HOLDFAST_COMPLETE"
 FAMILY = {name: module for rows in COMMANDS.values() for module, name, _ in rows}
 
@@ -84,6 +94,7 @@ class Commands(click.Group):
         return list(FAMILY)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in FAMILY:
             return None
         module = import_module(f"holdfast.cli.cmd_{FAMILY[cmd_name]}")
@@ -93,10 +104,12 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in FAMILY and not args[0].startswith("-"):
+        known = {*FAMILY, *ALIASES}
+        if args and args[0] not in known and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            similar = get_close_matches(args[0], FAMILY, 1)
+            similar = [SYNONYMS[args[0]]] if args[0] in SYNONYMS else []
+            similar = similar or get_close_matches(args[0], FAMILY, 1)
             hint = f"did you mean `holdfast {similar[0]}`?" if similar else "see `holdfast --help`"
             raise click.UsageError(f"there is no command {args[0]!r}\nHint: {hint}")
         return super().resolve_command(ctx, args)
@@ -226,16 +239,16 @@ _HINTS = {
     "SessionNotFound": "`holdfast sessions` lists all sessions",
     "CheckpointNotFound": "`holdfast log --all` lists every checkpoint",
     "HeadMoved": "another process has saved; see `holdfast log`, then try again",
-    "Corrupt": "`holdfast check` lists the damage, and what still loads",
+    "Corrupt": "`holdfast verify` lists the damage, and what still loads",
     "KeyTaken": "`holdfast show key:KEY` shows the checkpoint that has it",
     "SessionBusy": "a worker runs it; `holdfast abandoned` lists the runs that died",
 }
 # Calls in messages of the library, and the commands that do the same.
 _COMMANDS = {
     "undo": "undo", "redo": "redo", "gc": "gc", "repair": "repair", "rewind": "rewind",
-    "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "check",
-    "copy": "copy", "resolve": "resolve", "answer": "answer", "pending": "pending",
-    "backup": "backup", "delete": "delete",
+    "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "verify",
+    "operations": "operations", "copy": "copy", "resolve": "resolve", "answer": "answer",
+    "pending": "pending", "backup": "backup", "delete": "delete",
 }  # fmt: skip
 _PHRASES = {
     "run() without resume=True": "your program starts a run, with session.run()",

@@ -22,7 +22,7 @@ from holdfast.importers.checkpoints import (
     import_s2,
     import_s3,
 )
-from holdfast.importers.save import Imported
+from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts import claude_code, codex, openai_chat
 from holdfast.importers.transcripts.claude_code import import_claude_code
 from holdfast.importers.transcripts.codex import import_codex
@@ -39,7 +39,7 @@ from holdfast.importers.untrusted import (
 )
 
 __all__ = [
-    "Imported",
+    "ImportResult",
     "import_",
     "import_claude_code",
     "import_codex",
@@ -91,7 +91,7 @@ def import_(
     store: Store,
     path: str | os.PathLike[str],
     format: Format | None = None,
-) -> Imported:
+) -> ImportResult:
     """Import the checkpoints at `path` that are not in the store yet. The source is only read.
 
     Without a format, recognise() finds it. Damaged parts of the source are listed in the result,

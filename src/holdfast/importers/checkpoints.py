@@ -23,7 +23,7 @@ from holdfast.importers.save import (
     Content,
     Entry,
     Import,
-    Imported,
+    ImportResult,
     SessionImport,
     merge_meta,
 )
@@ -161,7 +161,7 @@ def _read_files(
 
 def _import_entries(
     store: Store, format: str, entries: list[CheckpointEntry], findings: Findings
-) -> Imported:
+) -> ImportResult:
     """Save the entries that are not in the store yet, session by session."""
     importing = Import(store, format, findings)
     sessions: dict[str, list[CheckpointEntry]] = {}
@@ -232,7 +232,7 @@ _LATEST = "latest.json"
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def import_s0(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_s0(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import the sessions below a folder of S0. The folder is only read."""
     files = Files(path, single=False)
     checkpoints, backups = [], []
@@ -375,7 +375,7 @@ _STATUS = {
 _WITH_REASON = {"Failed", "Halted"}
 
 
-def import_s1(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_s1(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import the sessions in a folder of S1. The folder is only read."""
     files = Files(path, single=False)
     names = files.select(".json", kind="checkpoint file")
@@ -464,7 +464,7 @@ def _status(value: Any) -> tuple[str, str | None]:
 _INDEX = "index.json"
 
 
-def import_s2(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_s2(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import the sessions in a folder of S2. The folder is only read."""
     files = Files(path, single=False)
     names = files.select(".json", kind="checkpoint file")
@@ -537,7 +537,7 @@ TABLE = "checkpoints"
 COLUMNS = ("id", "agent_id", "iteration", "conversation", "metadata", "created_at")
 
 
-def import_s3(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_s3(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import the agents in a folder or database of S3. It is only read."""
     if not os.path.isdir(existing(path)):
         return _import_database(store, os.fspath(path))
@@ -546,7 +546,7 @@ def import_s3(store: Store, path: str | os.PathLike[str]) -> Imported:
     return _import_entries(store, "s3", _read_files("s3", files, names, _parse_s3), files.findings)
 
 
-def _import_database(store: Store, path: str) -> Imported:
+def _import_database(store: Store, path: str) -> ImportResult:
     name = printable(os.path.basename(path))
     findings = Findings()
     entries: list[CheckpointEntry] = []

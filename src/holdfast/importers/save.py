@@ -20,7 +20,7 @@ PROVENANCE = "imported"
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """The result of an import."""
 
     sessions: int
@@ -119,9 +119,9 @@ class Import:
         except (Conflict, InvalidRequest, NotSerializable, *UNREADABLE) as e:
             self._findings.skip(where, e.message)
 
-    def result(self) -> Imported:
+    def result(self) -> ImportResult:
         skipped, unverified = tuple(self._findings.skipped), tuple(self._unverified)
-        return Imported(len(self._sessions), self._new, self._known, skipped, unverified)
+        return ImportResult(len(self._sessions), self._new, self._known, skipped, unverified)
 
 
 def _deleted_sessions(store: Store, format: str) -> set[str]:

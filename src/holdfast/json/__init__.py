@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.repair import RepairResult
     from holdfast.maintenance.retention import Plan
     from holdfast.maintenance.stats import Stats
-    from holdfast.maintenance.verify import Problem, Report
+    from holdfast.maintenance.verify import Problem, VerifyResult
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.pending import MadeCall, Pending
 
@@ -208,7 +208,7 @@ def problem(of: Problem) -> Shape:
     return of._asdict()
 
 
-def report(of: Report) -> Shape:
+def report(of: VerifyResult) -> Shape:
     problems = [problem(p) for p in of.problems]
     return _fields(of, "ok", "sessions", "checkpoints", "loadable") | {"problems": problems}
 

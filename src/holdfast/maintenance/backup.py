@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Corrupt, InvalidRequest, Unavailable, require_count
-from holdfast.maintenance.verify import Report, verify
+from holdfast.maintenance.verify import VerifyResult, verify
 from holdfast.storage import fs
 from holdfast.storage.url import open_backend
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.storage.contract import Backend
 
 
-def backup(backend: Backend, target: Path, keep: int | None) -> Report:
+def backup(backend: Backend, target: Path, keep: int | None) -> VerifyResult:
     """Copy the store to `target`, verify the copy, and return the report; see Store.backup."""
     if keep is not None:
         require_count("keep", keep)
@@ -35,7 +35,7 @@ def backup(backend: Backend, target: Path, keep: int | None) -> Report:
     return report
 
 
-def _verified_copy(backend: Backend, target: Path) -> Report:
+def _verified_copy(backend: Backend, target: Path) -> VerifyResult:
     """Write a copy and verify it. Remove it if it has damage that this store does not have."""
     backend.backup(target)
     try:
@@ -51,7 +51,7 @@ def _verified_copy(backend: Backend, target: Path) -> Report:
     return report
 
 
-def _check(backend: Backend, copy: Path) -> Report:
+def _check(backend: Backend, copy: Path) -> VerifyResult:
     opened = _open(backend, copy)
     try:
         return verify(opened, read_data=True)

@@ -169,7 +169,7 @@ def _records(backend: Backend) -> Iterator[Finding]:
         return
     for problem in report.problems[:_LISTED]:
         yield Finding("records", "bad", str(problem))
-    do = "holdfast check --read-data, then holdfast repair"
+    do = "holdfast verify --read-data, then holdfast repair"
     yield Finding("records", "bad", _count(len(report.problems), "problem"), do)
 
 

@@ -377,7 +377,7 @@ _MAX_SESSIONS = 200
 """The most sessions that one write frees checkpoints of."""
 
 
-class Collected(NamedTuple):
+class GcResult(NamedTuple):
     """The numbers of checkpoints, sessions and rows of data that a run of gc has freed."""
 
     checkpoints: int = 0
@@ -394,7 +394,7 @@ class Collected(NamedTuple):
 
 def collect(
     backend: Backend, progress: GcProgress | None = None, *, erase: bool = False
-) -> Collected:
+) -> GcResult:
     """Free deleted checkpoints, delete the data that is no longer needed, and compact the storage.
 
     With `erase`, checkpoints deleted by their age are freed without waiting, and no deleted item
@@ -475,7 +475,7 @@ class _Freeing:
         self._skipped = False
         """Whether a session could not be read, so that nothing of it is freed."""
 
-    def run(self) -> Collected:
+    def run(self) -> GcResult:
         wanted = sorted(self._wanted())
         total = len(wanted)
         for _ in range(_TRIES):
@@ -488,7 +488,7 @@ class _Freeing:
                 break
         self._tell("checkpoints", total, total)
         blocked = self._skipped or bool(wanted)
-        return Collected(self._checkpoints, self._sessions, 0, sum(self._held.values()), blocked)
+        return GcResult(self._checkpoints, self._sessions, 0, sum(self._held.values()), blocked)
 
     def _wanted(self) -> set[int]:
         """Return the sessions that are deleted, or that have deleted checkpoints."""

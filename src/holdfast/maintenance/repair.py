@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.format.rows import ItemRow
-    from holdfast.maintenance.verify import Report
+    from holdfast.maintenance.verify import VerifyResult
     from holdfast.storage.changes import Sweep
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
@@ -47,7 +47,7 @@ _TRIES = 20
 _MAX_ENTRIES = 100_000
 
 
-class Repaired(NamedTuple):
+class SessionRepair(NamedTuple):
     """The repairs of a session, and its losses."""
 
     session: str
@@ -68,9 +68,9 @@ class Repaired(NamedTuple):
 class RepairResult:
     """The result of `repair()`: its repairs, and the report of a full check afterwards."""
 
-    sessions: tuple[Repaired, ...]
+    sessions: tuple[SessionRepair, ...]
     """The sessions that were repaired, or that have lost something."""
-    remaining: Report
+    remaining: VerifyResult
     """The report of a check of every stored byte, after the repair."""
     rebuilt: tuple[str, ...] = ()
     """Parts of the store as a whole that work again: "counters", or nothing."""
@@ -113,7 +113,7 @@ def repair(backend: Backend) -> RepairResult:
         lost = {seq: str(seq) for seq in missing} | unloadable
         if moved or works or lost or forgotten:
             ids = tuple(lost[seq] for seq in sorted(lost))
-            sessions.append(Repaired(name, moved, works, ids, forgotten))
+            sessions.append(SessionRepair(name, moved, works, ids, forgotten))
     return RepairResult(tuple(sessions), remaining, rebuilt)
 
 

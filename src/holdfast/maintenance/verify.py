@@ -141,7 +141,7 @@ class Problem(NamedTuple):
         return f"{where or 'store'}: {self.what}{after}"
 
 
-class Report(NamedTuple):
+class VerifyResult(NamedTuple):
     """The result of a check: the problems, and the numbers of sessions and checkpoints checked."""
 
     problems: tuple[Problem, ...]
@@ -173,14 +173,16 @@ class Losses(NamedTuple):
     """The id by seq; the seq as text where the id is damaged."""
 
 
-def verify(backend: Backend, *, read_data: bool, sessions: Iterable[str] | None = None) -> Report:
+def verify(
+    backend: Backend, *, read_data: bool, sessions: Iterable[str] | None = None
+) -> VerifyResult:
     """Check a store, or some sessions of it. With `read_data`, check every stored byte."""
     return audit(backend, read_data=read_data, sessions=sessions)[0]
 
 
 def audit(
     backend: Backend, *, read_data: bool, sessions: Iterable[str] | None = None
-) -> tuple[Report, dict[int, Losses]]:
+) -> tuple[VerifyResult, dict[int, Losses]]:
     """Check a store, or some sessions of it. Return the report, and the losses by session number.
 
     Raises InvalidRequest unless `sessions` is None or an iterable of names, and SessionNotFound if
@@ -202,16 +204,16 @@ def audit(
             checked += audit.checked
             loadable += len(audit.loadable)
             losses[row.number] = Losses(audit.name, audit.lost)
-    return Report(tuple(problems), count, checked, loadable), losses
+    return VerifyResult(tuple(problems), count, checked, loadable), losses
 
 
-def verify_one(backend: Backend, place: Address, *, read_data: bool) -> Report:
+def verify_one(backend: Backend, place: Address, *, read_data: bool) -> VerifyResult:
     """Check one checkpoint, and the parts of its session that are needed to load it."""
     with open_reader(backend) as reader:
         row = reader.session_by_number(place.session) or SessionRow(place.session, b"", b"")
         audit = _Audit(reader, backend, row, read_data=read_data)
         audit.run(place.seq)
-    return Report(tuple(audit.problems), 1, audit.checked, len(audit.loadable))
+    return VerifyResult(tuple(audit.problems), 1, audit.checked, len(audit.loadable))
 
 
 def _names(sessions: Any) -> list[str]:

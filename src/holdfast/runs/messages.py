@@ -319,7 +319,7 @@ def _with_results(message: Message, blocks: list[Message]) -> Message:
     return {**message, "content": [*content[:n], *blocks, *content[n:]]}
 
 
-def repaired(state: Any) -> tuple[Any, list[ToolCall]]:
+def closed_state(state: Any) -> tuple[Any, list[ToolCall]]:
     """Return a state in which all conversations are closed, and the calls that were closed.
 
     Conversations are found anywhere in the state. Without open calls, the same object is returned.
@@ -329,11 +329,11 @@ def repaired(state: Any) -> tuple[Any, list[ToolCall]]:
         return (messages if calls else state), calls
     found: list[ToolCall] = []
     if type(state) is dict:
-        parts = {key: repaired(value) for key, value in state.items()}
+        parts = {key: closed_state(value) for key, value in state.items()}
         found = [call for _, calls in parts.values() for call in calls]
         return ({key: value for key, (value, _) in parts.items()}, found) if found else (state, [])
     if type(state) is list:
-        several = [repaired(value) for value in state]
+        several = [closed_state(value) for value in state]
         found = [call for _, calls in several for call in calls]
         return ([value for value, _ in several], found) if found else (state, [])
     return state, []

@@ -42,7 +42,7 @@ from holdfast.log import logger
 from holdfast.model import RunMark, Status, ToolCall, Usage
 from holdfast.runs import pending as pendings
 from holdfast.runs.checkpoint_policy import EveryN, Moment, Policy
-from holdfast.runs.messages import repaired, tool_call
+from holdfast.runs.messages import closed_state, tool_call
 from holdfast.runs.resume import lease_event, open_run
 
 if TYPE_CHECKING:
@@ -491,7 +491,7 @@ class RunCore:
             fields["reason"] = reason
         if not complete:
             fields["hint"] = hint or "run() resumes it"
-            _, dangling = repaired(self.state)
+            _, dangling = closed_state(self.state)
             fields["pending"] = [*self._pending(), *dangling]
         try:
             self._take_owed(now=True)

@@ -268,7 +268,7 @@ class StoreContract:
             equal(session.load(made[4].id), {"log": [0, 1, 2, 3, 4]})
             equal([c.id for c in session.tree()], [*(c.id for c in made), sibling.id])
             equal([c.id for c in session.history()], [sibling.id, made[1].id, made[0].id])
-            equal([op.kind for op in session.ops()], ["rewind"])
+            equal([op.kind for op in session.operations()], ["rewind"])
             again = session.save({"log": ["sibling"]}, parent=made[3])
             equal((again.parent, again.step), (made[3].id, 5))
             equal(session.head, again)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _TRIES = 20
 
 
-class Transferred(NamedTuple):
+class CopyResult(NamedTuple):
     """The result of a copy."""
 
     sessions: int
@@ -59,7 +59,7 @@ class Transferred(NamedTuple):
 
 def transfer(
     source: Repository, target: Repository, names: Iterable[str] | None, progress: Progress | None
-) -> Transferred:
+) -> CopyResult:
     """Copy sessions, and the sessions that they descend from. If `names` is None, copy all.
 
     Sessions that are damaged, or that differ in the target, are skipped and reported. Raise
@@ -95,7 +95,7 @@ def transfer(
                 sessions |= copy.sessions
                 checkpoints += copy.checkpoints
             tell(len(numbers), len(numbers))
-            return Transferred(len(sessions), checkpoints, known, tuple(skipped))
+            return CopyResult(len(sessions), checkpoints, known, tuple(skipped))
     raise Unavailable("gc is still running in the other store", hint="copy again when it is done")
 
 

@@ -29,7 +29,7 @@ from holdfast.storage.files.log import hint, read_hint
 from holdfast.storage.files.row_json import lay_out
 from holdfast.storage.repository import Repository
 from holdfast.storage.url import is_sqlite_store
-from holdfast.transfer.copy import Transferred, listed, telling, transfer
+from holdfast.transfer.copy import CopyResult, listed, telling, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,7 +61,7 @@ _WHOLE = ("log.jsonl", "journal.jsonl")
 
 def export(
     source: Repository, path: Path, sessions: Iterable[str] | None, progress: Progress | None
-) -> Transferred:
+) -> CopyResult:
     """Write sessions to a new file or folder. If `sessions` is None, export all of them.
 
     A path that ends in .jsonl or .jsonl.zst becomes a file, any other a folder. It appears only
@@ -87,7 +87,7 @@ def export(
 
 def import_(
     target: Repository, path: Path, sessions: Iterable[str] | None, progress: Progress | None
-) -> Transferred:
+) -> CopyResult:
     """Copy sessions from an export into a store. If `sessions` is None, copy all of them.
 
     Damaged and missing sessions are skipped and reported. Raises StoreNotFound if there is no such

@@ -167,9 +167,9 @@ def _ancestor_in_session(around: Neighbours) -> str | None:
     return nearest.id if nearest is not None and nearest.session == around.session else None
 
 
-def ops(store: Store, params: Params) -> Shape:
+def operations(store: Store, params: Params) -> Shape:
     """Return the operations of a session, newest first."""
-    found = params.session(store).ops()
+    found = params.session(store).operations()
     limit = params.number("limit", 100) or 1
     items = [json.operation(o) | {"details": None} for o in found[::-1][:limit]]
     return {"length": len(found), "items": items}
@@ -440,7 +440,7 @@ READS: dict[str, Callable[[Store, Params], Any]] = {
     function.__name__: function
     for function in (
         about, sessions, totals, log, checkpoint, state, value, messages, changes, diff, way,
-        blame, chart, run, ops, undoable, integrity, search,
+        blame, chart, run, operations, undoable, integrity, search,
     )
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import STATUSES, Transferred, __version__, json, new_file
+from holdfast import STATUSES, CopyResult, __version__, json, new_file
 from holdfast.errors import UNREADABLE
 from holdfast.web import api
 from holdfast.web.params import MOST, Params
@@ -35,7 +35,7 @@ _FIRST = "exported.js"
 
 def export(
     store: Store, sessions: Sequence[str], path: str, progress: Progress | None = None
-) -> Transferred:
+) -> CopyResult:
     """Write the page of some sessions to a new file, which is complete or does not exist.
 
     `progress` is called with the number of checkpoints done, and their total. Raises InvalidRequest
@@ -48,7 +48,7 @@ def export(
 
     new_file(path, write)
     count = sum(len(store.session(name)) for name in sessions)
-    return Transferred(len(sessions), count, 0, ())
+    return CopyResult(len(sessions), count, 0, ())
 
 
 def page(store: Store, sessions: Sequence[str], progress: Progress | None = None) -> str:
@@ -116,7 +116,7 @@ def _data(store: Store, sessions: Sequence[str], progress: Progress | None) -> S
     pool = json.Pool(store)
     data: dict[str, Any] = {
         "about": {"version": __version__, "read_only": True, "statuses": list(STATUSES)},
-        "sessions": [], "totals": {}, "logs": {}, "runs": {}, "ops": {}, "changes": {},
+        "sessions": [], "totals": {}, "logs": {}, "runs": {}, "operations": {}, "changes": {},
         "states": {}, "problems": {},
     }  # fmt: skip
     infos = _infos(store, sessions)
@@ -127,7 +127,7 @@ def _data(store: Store, sessions: Sequence[str], progress: Progress | None) -> S
         data["sessions"].append(json.session(info))
         data["totals"][name] = api.totals(store, params)
         data["runs"][name] = api.run(store, params)
-        data["ops"][name] = api.ops(store, params)
+        data["operations"][name] = api.operations(store, params)
         data["logs"][name] = _log(store, name)
         for checkpoint in store.session(name).tree():
             _add_state(data, store, checkpoint, pool)

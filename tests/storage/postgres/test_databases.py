@@ -186,7 +186,7 @@ def look(store: holdfast.Store) -> None:
         session.load()
         assert [*session.history()]
         assert [*session.tree()]
-        session.ops()
+        session.operations()
     store.session("s").get("label:l")
     store.session("s").diff("@~1", "@")
     assert [*store.session("r").tool_calls()]

@@ -419,7 +419,7 @@ def told(store: holdfast.Store) -> object:
                 [(c.id, c.label, c.tags) for c in session.tree()],
                 [c.id for c in session.history()],
                 [(p.key, p.state) for p in session.pending()],
-                [op.summary for op in session.ops()],
+                [op.summary for op in session.operations()],
                 session.load(),
             )
             for session in map(store.session, ("s", "pay"))

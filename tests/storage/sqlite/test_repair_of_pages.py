@@ -74,7 +74,7 @@ def answers(store: holdfast.Store) -> dict[str, Any]:
             [(c.id, c.label, c.tags) for c in session.tree()],
             [c.id for c in session.history()],
             [p.key for p in session.pending()],
-            [op.kind for op in session.ops() if op.kind != "repair"],
+            [op.kind for op in session.operations() if op.kind != "repair"],
         )
     return out
 
@@ -137,7 +137,7 @@ def test_mutant_that_does_not_look_after_the_repair(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It believes that a session which it could not repair has lost nothing."""
-    sound = holdfast.Report((), 0, 0, 0)
+    sound = holdfast.VerifyResult((), 0, 0, 0)
     monkeypatch.setattr(repairing, "audit", lambda *_, **__: (sound, {}))
     with pytest.raises(AssertionError):
         check(path, tmp_path, "sessions")

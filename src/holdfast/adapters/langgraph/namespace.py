@@ -232,7 +232,7 @@ class Namespace:
             head.seq == head.step == self.session.info().newest and not self.ancestry.is_fork()
         ):
             return False
-        return any(done.kind in _MOVES for done in self.session.ops())
+        return any(done.kind in _MOVES for done in self.session.operations())
 
     def attempt(self, checkpoint: Checkpoint, *, rewound: bool = False) -> str | None:
         """Return the attempt of the step that follows a checkpoint; see `writes`.

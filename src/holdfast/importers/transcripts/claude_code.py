@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast import Store
-from holdfast.importers.save import Imported
+from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
     Recorded,
@@ -48,7 +48,7 @@ _STRUCTURE = {"type", "uuid", "parentUuid", "isSidechain", "isMeta", "costUSD"}
 """Fields that describe a line and not its turn."""
 
 
-def import_claude_code(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_claude_code(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import a transcript of Claude Code, or all transcripts below a folder. They are only read."""
     return import_lines(store, FORMAT, path, _ClaudeTranscript)
 

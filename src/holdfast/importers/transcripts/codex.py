@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from holdfast import Store
-from holdfast.importers.save import Imported
+from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts.conversation import Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
     Recorded,
@@ -59,7 +59,7 @@ _TOKENS = (
 _SECOND = 1_000_000_000
 
 
-def import_codex(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_codex(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import a rollout of Codex, or all rollouts below a folder. They are only read."""
     return import_lines(store, FORMAT, path, _Rollout)
 

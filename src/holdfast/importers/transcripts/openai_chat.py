@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast import Store
-from holdfast.importers.save import Import, Imported
+from holdfast.importers.save import Import, ImportResult
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note
 from holdfast.importers.transcripts.reader import Recorded, name_in, token_count
 from holdfast.importers.untrusted import (
@@ -30,7 +30,7 @@ _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 _TOKENS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
-def import_openai_chat(store: Store, path: str | os.PathLike[str]) -> Imported:
+def import_openai_chat(store: Store, path: str | os.PathLike[str]) -> ImportResult:
     """Import a file of chat conversations, or all such files below a folder. They are only read."""
     files = Files(path)
     importing = Import(store, FORMAT, files.findings)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast import Store
-from holdfast.importers.save import Import, Imported
+from holdfast.importers.save import Import, ImportResult
 from holdfast.importers.transcripts.conversation import Conversation, Plan
 from holdfast.importers.untrusted import Files, Unsound, line_name, printable
 
@@ -61,7 +61,7 @@ def import_lines(
     format: str,
     path: str | os.PathLike[str],
     open_transcript: Callable[[Files, str], Transcript],
-) -> Imported:
+) -> ImportResult:
     """Import a transcript, or all transcripts below a folder."""
     files = Files(path)
     importing = Import(store, format, files.findings)

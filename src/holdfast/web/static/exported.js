@@ -193,8 +193,8 @@ class Exported {
     return this.data.runs[session];
   }
 
-  ops({ session }) {
-    return this.data.ops[session];
+  operations({ session }) {
+    return this.data.operations[session];
   }
 
   integrity({ id }) {

@@ -9,9 +9,9 @@ import { age, bytes, commandLine, grouped, moment, shortId } from "./words.js";
 
 /** The tab. */
 export async function showIntegrity(checkpoint, signal) {
-  const [told, ops] = await Promise.all([
+  const [told, operations] = await Promise.all([
     api.get("integrity", { id: checkpoint.id, session: checkpoint.session, seq: checkpoint.seq }, signal),
-    api.get("ops", { session: checkpoint.session, limit: 50 }, signal),
+    api.get("operations", { session: checkpoint.session, limit: 50 }, signal),
   ]);
   const of = told.checkpoint;
   return el("div", { class: "integrity" },
@@ -20,7 +20,7 @@ export async function showIntegrity(checkpoint, signal) {
       : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("check")), " tells what else is damaged.")),
     of.damaged ? knownFacts(of, told.known) : recordFacts(of),
     told.chain.length > 0 && el("section", { class: "group" }, el("h3", {}, "Chain"), el("p", { class: "quiet" }, "Each hash covers the one before, so that nothing in the past can change unseen."), el("ol", { class: "chain" }, told.chain.map(chainLink))),
-    el("section", { class: "group" }, el("h3", {}, "Operations ", el("span", { class: "count" }, grouped(ops.length))),
+    el("section", { class: "group" }, el("h3", {}, "Operations ", el("span", { class: "count" }, grouped(operations.length))),
       ops.items.length ? el("ol", { class: "ops" }, ops.items.map(operationRow)) : el("p", { class: "quiet" }, "Nothing was done to this session apart from saving.")));
 }
 
