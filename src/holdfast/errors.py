@@ -114,7 +114,8 @@ class InDoubt(Conflict):
 
     def __init__(self, message: str, *, key: str, idempotency_key: str) -> None:
         super().__init__(
-            message, hint=f"look, then session.resolve({key!r}, result=… | rerun=True | skip=True)"
+            message,
+            hint=f'look, then session.resolve({key!r}, result) or (…, action="rerun" | "skip")',
         )
         self.key, self.idempotency_key = key, idempotency_key
 

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from holdfast import ids
 from holdfast.errors import CheckpointNotFound, InvalidRequest, NotSerializable, SessionExists
@@ -375,12 +375,16 @@ class Session:
         return [call for call in self.calls() if call.kind == "tool"]
 
     def resolve(
-        self, key: str | Pending, *, result: Any = NOTHING, rerun: bool = False, skip: bool = False
+        self,
+        key: str | Pending,
+        result: Any = NOTHING,
+        *,
+        action: Literal["rerun", "skip"] | None = None,
     ) -> None:
         """Decide a call in doubt: a call that began, but whose end was never recorded.
 
-        Give exactly one of `result=…` (it had its effect, with this result), `rerun=True` (make it
-        again) and `skip=True` (leave it out). The run uses the decision when it is resumed.
+        Give its `result` if it had its effect, or else the `action`: "rerun" makes the call again,
+        "skip" leaves it out. The run uses the decision when it is resumed.
 
         A string is the key of the call, and means its newest attempt. A Pending means the attempt
         that it was listed for. Raises AlreadyDecided if the call has ended, Conflict if it was
@@ -389,7 +393,7 @@ class Session:
         """
         from holdfast.runs.pending import Verdict, resolve
 
-        verdict = Verdict(result, rerun=rerun, skip=skip)
+        verdict = Verdict(result, action)
         with self._repository.reader() as reader:
             number = self._number(reader)
         resolve(self._repository.backend, number, self.name, key, verdict)

@@ -252,7 +252,7 @@ class Runner:
         """A tool that is in doubt is made again."""
         [where] = [where for where in part.results() if where[3] == doubt.key]
         self.say("try", "again", where)
-        session.resolve(where[3], rerun=True)
+        session.resolve(where[3], action="rerun")
 
     def answer(self, session: holdfast.Session, part: Part, waiting: Any) -> None:
         [where] = [where for where in part.results() if where[3] == f"wait:{waiting.name}"]

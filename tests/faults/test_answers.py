@@ -127,7 +127,7 @@ class Shop:
         """Ann and Bob look for the effect, and resolve the call in different ways."""
         if self.place.world(self.name).effects(call.idempotency_key):
             return {"result": f"{who} has seen it"}
-        return {"rerun": True} if who == "Ann" else {"skip": True}
+        return {"action": "rerun"} if who == "Ann" else {"action": "skip"}
 
     def _tell(
         self, store: holdfast.Store, trail: Trail, question: str, *args: Any, **how: Any

@@ -119,7 +119,7 @@ def test_the_end_of_the_last_line(tmp_path: Path) -> None:
                 run.tool(CALLS[3], lambda n: pytest.fail("was made again"))
     with holdfast.open(url) as store:
         session = store.session("s")
-        session.resolve("call 3", result=-3)
+        session.resolve("call 3", -3)
         with session.run() as run:
             assert run.tool(CALLS[3], lambda n: pytest.fail("was made again")) == -3
         assert store.verify(read_data=True).ok

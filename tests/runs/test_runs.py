@@ -337,7 +337,7 @@ def test_a_tool_in_doubt_is_asked_about(home: Home) -> None:
 
 @pytest.mark.parametrize(
     ("how", "made", "result"),
-    [({"result": 7}, [], 7), ({"rerun": True}, [1], 1), ({"skip": True}, [], None)],
+    [({"result": 7}, [], 7), ({"action": "rerun"}, [1], 1), ({"action": "skip"}, [], None)],
 )
 def test_doubt_is_resolved_by_somebody(
     home: Home, how: dict[str, Any], made: list[int], result: Any
@@ -450,7 +450,7 @@ def test_what_cannot_be_stored_is_named_by_what_it_was_given_as(home: Home) -> N
     assert [p.state for p in session.pending()] == ["waiting"]
     in_doubt(home)
     with pytest.raises(NotSerializable, match=r"^result\.deep\[1\]"):
-        session.resolve("c1", result=odd)
+        session.resolve("c1", odd)
     assert [p.state for p in session.pending()] == ["waiting", "in doubt"]
 
 
@@ -487,10 +487,10 @@ def test_unknown_keys_and_answers(home: Home) -> None:
     in_doubt(home)
     session = home.session()
     with pytest.raises(NotFound, match="c1"):
-        session.resolve("c2", skip=True)
+        session.resolve("c2", action="skip")
     with pytest.raises(NotFound):
         session.answer("approval", True)
-    mistakes: list[Any] = [{}, {"rerun": True, "skip": True}, {"result": 1, "skip": True}]
+    mistakes: list[Any] = [{}, {"action": "nothing"}, {"result": 1, "action": "skip"}]
     for wrong in mistakes:
         with pytest.raises(InvalidRequest):
             session.resolve("c1", **wrong)
@@ -1232,7 +1232,7 @@ def test_racing_answers(home: Home, tell: Any) -> None:
 @in_both
 def test_racing_resolutions(home: Home, tell: Any) -> None:
     in_doubt(home)
-    verdicts: list[Any] = [{"result": 1}, {"result": 2}, {"skip": True}, {"rerun": True}]
+    verdicts: list[Any] = [{"result": 1}, {"result": 2}, {"action": "skip"}, {"action": "rerun"}]
     people = [methodcaller("resolve", "c1", **verdict) for verdict in verdicts]
     found = told_at_once(home, tell, *people)
     assert found.count(None) == 1
@@ -1313,14 +1313,14 @@ def test_a_resolution_that_a_worker_overtakes(home: Home) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "offer", overtaken)
         with pytest.raises(SessionBusy):
-            home.another().session("s").resolve("c1", skip=True)
+            home.another().session("s").resolve("c1", action="skip")
     made: list[int] = []
     workers[0].tool(DOUBTED, lambda **_: made.append(1), on_doubt="rerun")
     workers[0].__exit__(None, None, None)
     assert made == [1]
 
 
-@pytest.mark.parametrize("how", [{"rerun": True}, {"skip": True}, {"result": "not paid"}])
+@pytest.mark.parametrize("how", [{"action": "rerun"}, {"action": "skip"}, {"result": "not paid"}])
 @pytest.mark.parametrize("doubted", [True, False])
 def test_a_resolution_is_for_the_attempt_that_was_listed(
     home: Home, how: dict[str, Any], doubted: bool
@@ -1328,7 +1328,7 @@ def test_a_resolution_is_for_the_attempt_that_was_listed(
     """Two people look at one doubt. One has the call made again, and the other comes too late."""
     in_doubt(home)
     [left] = home.session().pending()
-    home.another().session("s").resolve(left, rerun=True)
+    home.another().session("s").resolve(left, action="rerun")
     if doubted:
         in_doubt(home)
     else:
@@ -1345,9 +1345,9 @@ def test_a_resolution_of_an_attempt_that_was_begun_again(home: Home) -> None:
     [left] = home.session().pending()
     Worker(home.session())(lambda worker, run: run.tool(DOUBTED, worker.effect, on_doubt="rerun"))
     with pytest.raises(Conflict, match="'c1' was begun again"):
-        home.session().resolve(left, skip=True)
+        home.session().resolve(left, action="skip")
     [again] = home.session().pending()
-    home.session().resolve(again, skip=True)
+    home.session().resolve(again, action="skip")
     assert home.session().pending() == []
 
 
@@ -1364,7 +1364,7 @@ def test_an_answer_is_for_the_question_that_was_listed(home: Home) -> None:
     with pytest.raises(AlreadyDecided):
         home.session().answer(old, "other")
     with pytest.raises(NotFound):
-        home.session().resolve(new, skip=True)
+        home.session().resolve(new, action="skip")
 
 
 def test_an_answer_for_a_session_that_goes_away(home: Home) -> None:
@@ -1461,7 +1461,7 @@ def test_five_ways_to_leave_a_run(home: Home) -> None:
 def test_a_run_whose_question_is_answered_waits_no_more(home: Home) -> None:
     leave_all(home.store)
     home.session("waiting").answer("approval", True)
-    home.session("in doubt").resolve("c1", skip=True)
+    home.session("in doubt").resolve("c1", action="skip")
     found = {each.session: each.state for each in home.store.abandoned(halted=True)}
     assert (found["waiting"], found["in doubt"]) == ("halted", "halted")
 
@@ -1692,7 +1692,7 @@ def test_usage_of_a_call_that_was_interrupted(home: Home) -> None:
     with pytest.raises(KeyboardInterrupt), home.session().run() as run:
         run.tool(call("c"), interrupted)
     assert home.session().usage().spent == Usage(7)
-    home.session().resolve("c", result=1)
+    home.session().resolve("c", 1)
     with home.session().run() as run:
         assert run.tool(call("c"), interrupted) == 1
     assert home.session().usage()[:3] == (Usage(7), Usage(), Usage(7))
@@ -2045,7 +2045,7 @@ def test_gc_leaves_the_end_of_something_that_was_freed(home: Home) -> None:
 
     Worker(home.session(), state={"n": 0})(body)
     session = home.session()
-    session.resolve("c1", skip=True)
+    session.resolve("c1", action="skip")
     with session.run(resume=False):
         Journal(home.store._repository.backend, home._number("s"), None).append(
             partial_result(1, "late")

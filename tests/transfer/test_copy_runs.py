@@ -66,9 +66,9 @@ def test_an_answer_that_was_given_there_stays(here: Home, there: Home, here_too:
     here.session().save({"n": 0}, tags=["keep"])
     in_doubt(here, "pay")
     here.store.copy(there.store)
-    there.session().resolve("pay", result="paid")
+    there.session().resolve("pay", "paid")
     if here_too:
-        here.session().resolve("pay", skip=True)
+        here.session().resolve("pay", action="skip")
         turn(here, "more")
     refused(here, there, "was run in the other store")
     assert calls(there) == [("act", "paid", True)]
@@ -79,8 +79,8 @@ def test_an_answer_stays_where_entries_before_it_are_lost(here: Home, memory: Ho
     here.session().save({"n": 0}, tags=["keep"])
     in_doubt(here, "pay", "A", "B", "C")
     here.store.copy(memory.store)
-    memory.session().resolve("pay", result="paid")
-    here.session().resolve("pay", skip=True)
+    memory.session().resolve("pay", "paid")
+    here.session().resolve("pay", action="skip")
     turn(here, "more")
     held = memory.store._repository.backend
     for n in range(2, 5):
@@ -97,7 +97,7 @@ def test_an_answer_that_is_given_during_a_copy_stays(
     here.session().save({"n": 0}, tags=["keep"])
     in_doubt(here, "pay")
     here.store.copy(there.store)
-    here.session().resolve("pay", skip=True)
+    here.session().resolve("pay", action="skip")
     answer = there.another().session("s").resolve
     busy(monkeypatch, there, lambda: answer("pay", result="paid"), most=1)
     [(name, why)] = here.store.copy(there.store).skipped
@@ -184,7 +184,7 @@ def test_a_run_that_was_interrupted_here_is_gone_on_with_elsewhere(here: Home, t
     here.session().save({"n": 0})
     in_doubt(here, "pay", "look")
     here.store.copy(there.store)
-    there.session().resolve("pay", result="paid")
+    there.session().resolve("pay", "paid")
     turn(there, "more")
     assert there.store.copy(here.store).skipped == ()
     assert calls(here) == calls(there) != []

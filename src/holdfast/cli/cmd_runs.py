@@ -230,9 +230,9 @@ def resolve_(
     with app.store(write=True) as store:
         handle = select.the_session(store, session)
         if result is not None:
-            handle.resolve(key, result=_json(result))
+            handle.resolve(key, _json(result))
         else:
-            handle.resolve(key, rerun=rerun, skip=skip)
+            handle.resolve(key, action="rerun" if rerun else "skip")
         decided = "result" if result is not None else "rerun" if rerun else "skip"
         if app.json:
             app.print_json({"session": handle.name, "key": key, "decided": decided})

@@ -11,13 +11,30 @@ from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, splits_l
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.format.item_streams import Writes
+    from holdfast.format.item_streams import Source, Writes
 
     Path = tuple[str | int, ...]
     Edit = Callable[[Node | None, int], Node | None]
 
 EMPTY = Struct(DICT, (), ())
 _DOTS = "a dot in a path leads into a dict; a key with a dot in it is written ['a.b']"
+
+
+def check_path(root: Node | None, path: Any, source: Source) -> None:
+    """Raise InvalidRequest if a text with dots names two places, such as ["a.b"] and ["a"]["b"]."""
+    rest = path if isinstance(path, str) and "[" not in path else ""
+    node = root
+    while "." in rest and node is not None:
+        struct = ropes.as_struct(node, source)
+        if struct is None or struct.kind != DICT:
+            return
+        literal, (first, _, rest) = struct.child(values.encode_key(rest)), rest.partition(".")
+        node = struct.child(values.encode_key(first))
+        if literal is not None and node is not None:
+            raise InvalidRequest(
+                f"{path!r} is ambiguous: the state has a key with this dot, and a dict {first!r}",
+                hint="a tuple of keys is exact, such as ('a.b',) or ('a', 'b')",
+            )
 
 
 def append(root: Node | None, path: Path, items: Sequence[Any], out: Writes) -> Node:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import NotFound
 from holdfast.format import ropes, state_paths
+from holdfast.format.patch import check_path
 from holdfast.history import lineage
 from holdfast.history.load import at
 
@@ -29,7 +30,10 @@ def blame(reader: Reader, source: Source, start: Address, path: state_paths.Path
     for place, record in lineage.ancestors(reader, start):
         if record.damaged:
             continue
-        node = at(lineage.read_row(reader, place).node(), steps, source)
+        root = lineage.read_row(reader, place).node()
+        if found is None:
+            check_path(root, path, source)
+        node = at(root, steps, source)
         digest = node.hash if node is not None else None
         if found is None:
             if digest is None:

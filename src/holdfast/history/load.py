@@ -10,6 +10,7 @@ from holdfast.format import item_streams, records, ropes, state_paths, values
 from holdfast.format import load as loading
 from holdfast.format.load import load_node
 from holdfast.format.nodes import DICT, LIST, Leaf, Node, Rope, Struct, parse
+from holdfast.format.patch import check_path
 from holdfast.history import lineage
 from holdfast.history.revisions import Resolver
 from holdfast.storage.reader import open_reader
@@ -82,6 +83,7 @@ def items(
 
 
 def _node(root: Node, path: state_paths.Path, source: Source) -> Node:
+    check_path(root, path, source)
     node = at(root, state_paths.parse(path), source) if path else root
     if node is None:
         raise NotFound(f"the state has nothing at {_text(path)!r}")

@@ -148,6 +148,7 @@ class Writer:
         where = state_paths.parse_delta(path)
 
         def build(old: Node | None, out: Writes) -> Node:
+            patch.check_path(old, path, out.source)
             return patch.append(old, where, items, out)
 
         return self.checkpoint("append", build, details)
@@ -162,6 +163,8 @@ class Writer:
         """Commit one checkpoint that sets values, extends lists and drops keys, given by path."""
 
         def build(node: Node | None, out: Writes) -> Node:
+            for path in (*assign, *append, *drop):
+                patch.check_path(node, path, out.source)
             for path, value in assign.items():
                 node = patch.assign(node, state_paths.parse_delta(path), value, out)
             for path, items in append.items():

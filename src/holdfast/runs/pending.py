@@ -147,14 +147,17 @@ def answer(backend: Backend, number: int, session: str, to: str | Pending, value
 class Verdict:
     """A decision about a call in doubt. Raises InvalidRequest unless exactly one is given."""
 
-    def __init__(self, result: Any, *, rerun: bool, skip: bool) -> None:
-        said = [result is not NOTHING, rerun is True, skip is True]
-        if sum(said) != 1:
+    def __init__(self, result: Any, action: str | None) -> None:
+        statuses: dict[str, journals.CallStatus] = {"rerun": "rerun", "skip": "skipped"}
+        if (result is NOTHING) == (action is None) or (
+            action is not None and action not in statuses
+        ):
             raise InvalidRequest(
-                "say what became of the call", hint="one of result=…, rerun=True, skip=True"
+                "give either the call's result or an action",
+                hint='resolve(key, result), or resolve(key, action="rerun" | "skip")',
             )
-        self.status: journals.CallStatus = "done" if said[0] else "rerun" if said[1] else "skipped"
-        self.more = {"result": result} if said[0] else {}
+        self.status = "done" if action is None else statuses[action]
+        self.more = {"result": result} if action is None else {}
 
 
 def resolve(

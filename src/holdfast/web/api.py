@@ -503,9 +503,11 @@ def resolve(store: Store, params: Params) -> Shape:
     """Decide a call in doubt: `result`, with its value, `rerun` or `skip`."""
     session, key, decided = params.session(store), params.text("key"), params.text("decided")
     if decided == "result":
-        session.resolve(key, result=_value(params, "result"))
-    elif decided in ("rerun", "skip"):
-        session.resolve(key, rerun=decided == "rerun", skip=decided == "skip")
+        session.resolve(key, _value(params, "result"))
+    elif decided == "rerun":
+        session.resolve(key, action="rerun")
+    elif decided == "skip":
+        session.resolve(key, action="skip")
     else:
         raise InvalidRequest(f"not a decision: {decided!r}", hint="result, rerun or skip")
     return {"session": session.name, "key": key, "decided": decided}
