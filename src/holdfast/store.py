@@ -473,7 +473,7 @@ class Store:
 
         return export(self._repository, Path(os.fspath(path)), sessions, progress)
 
-    def import_(
+    def import_export(
         self,
         path: str | os.PathLike[str],
         *,

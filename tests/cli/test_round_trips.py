@@ -176,7 +176,7 @@ def test_only_one_session(terminal):
     assert names == ["trip", "trip-b"], "with what it was forked from"
 
 
-@pytest.mark.parametrize("more", ["", "-f portable", "-f s3", "-s trip"])
+@pytest.mark.parametrize("more", ["", "-f export", "-f s3", "-s trip"])
 def test_a_store_is_copied_and_not_imported(terminal, more):
     """And the hint says how."""
     worlds.trip("other one.db")

@@ -227,7 +227,7 @@ def move(scribe: Scribe) -> None:
     )
     (scribe.terminal.folder / "strange").write_text("?")
     scribe.both("import store.db -S new.db")
-    scribe.both("import strange", "import strange -f portable", "import trip.jsonl -s trap")
+    scribe.both("import strange", "import strange -f export", "import trip.jsonl -s trap")
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
     (scribe.terminal.folder / "chat.json").write_text(json.dumps(chat))
     scribe.type("import chat.json -S chat.db", "log -S chat.db", "import chat.json -s x")

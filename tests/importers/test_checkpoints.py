@@ -23,8 +23,15 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import HoldfastError, InvalidRequest, NotFound, Retention, ToolCall, Unavailable
-from holdfast.importers import import_, import_s0, import_s1, import_s2, import_s3, untrusted
-from holdfast.importers.checkpoints import COLUMNS, CheckpointEntry
+from holdfast.importers import import_, untrusted
+from holdfast.importers.checkpoints import (
+    COLUMNS,
+    CheckpointEntry,
+    import_s0,
+    import_s1,
+    import_s2,
+    import_s3,
+)
 from holdfast.importers.save import Content, ImportResult
 from tests.docs.test_pages import run as run_page
 from tests.support.stores import Home

@@ -19,15 +19,12 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import InvalidRequest, NotFound, Retention, ToolCall, Usage, dangling_calls
-from holdfast.importers import (
-    import_,
-    import_claude_code,
-    import_codex,
-    import_openai_chat,
-    untrusted,
-)
+from holdfast.importers import import_, untrusted
 from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts import conversation
+from holdfast.importers.transcripts.claude_code import import_claude_code
+from holdfast.importers.transcripts.codex import import_codex
+from holdfast.importers.transcripts.openai_chat import import_openai_chat
 from tests.importers.test_checkpoints import snapshot, why
 from tests.support.stores import Home
 

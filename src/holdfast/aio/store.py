@@ -280,7 +280,7 @@ class AsyncStore(_Handle[Store]):
     stats = _awaited(Store.stats)
     backup = _awaited(Store.backup)
     export = _awaited(Store.export)
-    import_ = _awaited(Store.import_)
+    import_export = _awaited(Store.import_export)
     pending = _awaited(Store.pending)
     abandoned = _awaited(Store.abandoned)
 

@@ -15,7 +15,7 @@ from holdfast.errors import Corrupt, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_FORMATS = ("portable", "s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat")
+_FORMATS = ("export", "s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat")
 
 
 def _sessions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,26 +99,22 @@ def import_(
     """
     from holdfast import file_kind, importers, memory_limit
 
-    kind = file_kind(path)
-    if kind == "store":
+    if file_kind(path) == "store":
         to = output.typed("--store", path, "copy", app.url)
         raise InvalidRequest(f"{path} is a store: copy it instead", hint=to)
-    portable = format == "portable" or (format is None and kind == "export")
-    if sessions and not portable:
-        raise InvalidRequest("--session works only with what export wrote", hint="leave it out")
-    if format is None and not portable:
-        with memory_limit(memory):
-            format = importers.recognise(path)
-    with app.store(create=True) as store, Bar("importing") as progress, memory_limit(memory):
-        if portable:
-            done: Any = store.import_(path, sessions=sessions or None, progress=progress)
-        else:
-            done = importers.import_(store, path, format)  # type: ignore[arg-type]
-    _print_result(app, done, "imported from", path, getattr(done, "unverified", ()))
+    with memory_limit(memory):
+        known: Any = importers.recognise(path) if format is None else format
+        if sessions and known != "export":
+            raise InvalidRequest("--session works only with an export", hint="leave it out")
+        with app.store(create=True) as store, Bar("importing") as progress:
+            done = importers.import_(
+                store, path, known, sessions=sessions or None, progress=progress
+            )
+    _print_result(app, done, "imported from", path, done.unverified)
     if done.checkpoints:
         _print_delete(app)
     # Files of other programs always have lines without a state, which are skipped.
-    if portable or not done.checkpoints + done.known:
+    if known == "export" or not done.checkpoints + done.known:
         _check_complete(done.skipped)
 
 

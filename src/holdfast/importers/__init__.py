@@ -1,18 +1,15 @@
-"""Importing the files of other checkpoint stores and agents.
-
-`import_(store, path)` recognises the format of the files at a path and imports them. It only reads
-them. It can be repeated, and then imports what is new.
-"""
+"""Import what export() wrote, and the files of other checkpoint stores and agents."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import apsw
 
-from holdfast import Store
+from holdfast import Store, file_kind
 from holdfast.errors import InvalidRequest
 from holdfast.importers.checkpoints import (
     COLUMNS,
@@ -38,20 +35,9 @@ from holdfast.importers.untrusted import (
     printable,
 )
 
-__all__ = [
-    "ImportResult",
-    "import_",
-    "import_claude_code",
-    "import_codex",
-    "import_openai_chat",
-    "import_s0",
-    "import_s1",
-    "import_s2",
-    "import_s3",
-    "recognise",
-]
+__all__ = ["ImportResult", "import_", "recognise"]
 
-Format = Literal["s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat"]
+Format = Literal["export", "s0", "s1", "s2", "s3", "claude-code", "codex", "openai-chat"]
 
 _FIELDS = {
     "s0": {"tool_calls_pending", "iteration"},
@@ -91,14 +77,25 @@ def import_(
     store: Store,
     path: str | os.PathLike[str],
     format: Format | None = None,
+    *,
+    sessions: Iterable[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ImportResult:
     """Import the checkpoints at `path` that are not in the store yet. The source is only read.
 
-    Without a format, recognise() finds it. Damaged parts of the source are listed in the result,
-    and the rest is imported.
+    The source is a file or folder that export() wrote, the checkpoints of another store, or the
+    transcript of an agent. Without a format, it is recognised. Damaged parts of the source are
+    listed in the result, and the rest is imported.
+
+    `sessions` and `progress` are those of Store.copy(), and work only for the format "export".
+    Raises InvalidRequest if the format is unknown, or not recognised.
     """
     if format is None:
         format = recognise(path)
+    if format == "export":
+        return ImportResult(*store.import_export(path, sessions=sessions, progress=progress))
+    if sessions is not None:
+        raise InvalidRequest("sessions can be chosen only from an export", hint="leave them out")
     if format not in _IMPORTS:
         raise InvalidRequest(f"unknown format {format!r}", hint=_HINT)
     return _IMPORTS[format](store, path)
@@ -110,6 +107,13 @@ def recognise(source: str | os.PathLike[str]) -> Any:
     Raises InvalidRequest if several formats are possible, or none.
     """
     path = existing(source)
+    kind = file_kind(path)
+    if kind == "export":
+        return kind
+    if kind == "store":
+        raise InvalidRequest(
+            f"{printable(path)} is a store of holdfast", hint="open it, and copy() it"
+        )
     if is_database(path):
         formats = ["s3"] if _has_table(path) else []
     else:

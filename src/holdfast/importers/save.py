@@ -31,7 +31,7 @@ class ImportResult:
     """Number of checkpoints that an earlier import had saved."""
     skipped: tuple[tuple[str, str], ...]
     """Places in the source that were not imported or not followed, each with the reason."""
-    unverified: tuple[str, ...]
+    unverified: tuple[str, ...] = ()
     """Places of checkpoints that were imported although their checksum could not be checked."""
 
 
