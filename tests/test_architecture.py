@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "holdfast"
 
 # A package or a flat module may import itself and those in the lines above it.
 LAYERS = [
-    {"errors", "ids", "clock", "log", "model", "intervals"},
+    {"errors", "ids", "clock", "log", "model", "intervals", "provider_usage"},
     {"format"},
     {"storage"},
     {"history"},

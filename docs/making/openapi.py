@@ -22,7 +22,8 @@ _ALWAYS = ["id", "session", "seq", "damaged"]
 """The fields that a damaged checkpoint has."""
 _USED = (
     "checkpoint", "log line", "usage", "call", "run", "session", "operation", "change", "ways",
-    "costs", "pending", "made call", "totals", "abandoned", "decision", "answer", "error",
+    "costs", "pending", "made call", "totals", "abandoned", "budget spent", "decision", "answer",
+    "error",
 )  # fmt: skip
 
 # path: (description, required parameters, optional parameters, type of the answer)
@@ -186,7 +187,7 @@ def _answers() -> Schema:
             items=_list(_ref("session")), next=maybe,
             left={
                 "type": "object",
-                "additionalProperties": {"enum": ["died", "in doubt", "waiting"]},
+                "additionalProperties": {"enum": ["died", "in doubt", "waiting", "over budget"]},
             },
         ),
         "found": _object(

@@ -80,25 +80,27 @@ def _history(store: holdfast.Store, wait: Callable[[int], None]) -> None:
     trip = store.session("trip-42", agent="planner")
     trip.save({"messages": [_said("user", "Three days in Lisbon.")], "budget": 900}, label="asked")
     wait(41)
-    usage = holdfast.Usage(1_830, 0.0092)
+    usage = holdfast.Usage(tokens=1_830, cost=0.0092)
     trip.append("messages", _said("assistant", "A hotel by the river?"), tags=["plan"], usage=usage)
     wait(65)
     call = holdfast.ToolCall("c1", "book_hotel", {"nights": 3})
     asks = _said("assistant", "") | {"tool_calls": [_function(call)]}
-    trip.append("messages", asks, pending=[call], usage=holdfast.Usage(640, 0.0031))
+    trip.append("messages", asks, pending=[call], usage=holdfast.Usage(tokens=640, cost=0.0031))
     wait(160)
     trip.rewind("tag:plan")
     trip.append("messages", _said("user", "Something cheaper?"))
     wait(38)
-    trip.patch(set={"budget": 600}, usage=holdfast.Usage(2_210, 0.0111), label="cheaper")
+    trip.patch(
+        set={"budget": 600}, usage=holdfast.Usage(tokens=2_210, cost=0.0111), label="cheaper"
+    )
     wait(75)
     hostel = trip.fork("trip-42-hostel", at="tag:plan")
-    usage = holdfast.Usage(1_120, 0.0056)
+    usage = holdfast.Usage(tokens=1_120, cost=0.0056)
     hostel.append(
         "messages", _said("assistant", "A hostel in Alfama."), usage=usage, status="completed"
     )
     wait(52)
-    usage = holdfast.Usage(1_480, 0.0073)
+    usage = holdfast.Usage(tokens=1_480, cost=0.0073)
     trip.append(
         "messages", _said("assistant", "Booked: Casa do Rio."), usage=usage, status="completed"
     )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+from holdfast import provider_usage
+from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Unpack
 
 Status = Literal["in_progress", "completed", "failed", "halted"]
 STATUSES: tuple[Status, ...] = ("in_progress", "completed", "failed", "halted")
@@ -24,15 +29,128 @@ def time_of(us: int) -> dt.datetime:
     return _EPOCH + dt.timedelta(microseconds=us)
 
 
+class UsageFields(TypedDict, total=False):
+    """The fields of a Usage, as keywords."""
+
+    input: int
+    output: int
+    cached: int
+    reasoning: int
+    cost: float
+    model: str | None
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and cost of a checkpoint since its parent."""
+    """Tokens and cost, for example of the model calls between a checkpoint and its parent.
 
-    tokens: int = 0
+    `tokens` is `input + output`, unless it is given: some sources only know the total. Models of
+    all providers are counted in the same way; of() reads their own usage objects.
+
+    A cost is rounded to 12 significant digits, here and nowhere else. So sums of costs show no
+    digits that only come from binary arithmetic: 0.1 + 0.2 is 0.3.
+
+    Raises InvalidRequest if a field has a wrong type.
+    """
+
+    input: int = 0
+    """All input tokens, also those that were read from a cache or written to it."""
+    output: int = 0
+    """All output tokens, also those for reasoning."""
+    cached: int = 0
+    """The part of `input` that was read from a cache."""
+    reasoning: int = 0
+    """The part of `output` that the model spent on reasoning."""
     cost: float = 0.0
+    """The cost, in the currency that the agent counts in."""
+    model: str | None = None
+    """The name of the model. None if it is unknown, or if `parts` name several."""
+    tokens: int = field(default=NOTHING)
+    """All tokens."""
+    parts: tuple[Usage, ...] = ()
+    """The usage of each model, if this is a sum over several. Use by_model() to read it."""
+
+    def __post_init__(self) -> None:
+        if self.tokens is NOTHING and type(self.input) is type(self.output) is int:
+            object.__setattr__(self, "tokens", self.input + self.output)
+        for name in ("input", "output", "cached", "reasoning", "tokens"):
+            if type(getattr(self, name)) is not int:
+                raise _not_usage(f"{name} must be a whole number, not {getattr(self, name)!r}")
+        if type(self.cost) is float:
+            object.__setattr__(self, "cost", float(f"{self.cost:.12g}"))
+        elif type(self.cost) is not int:
+            raise _not_usage(f"the cost must be an int or a float, not {self.cost!r}")
+        if self.model is not None and (not isinstance(self.model, str) or not self.model):
+            raise _not_usage(f"the model must be a name, not {self.model!r}")
+
+    @classmethod
+    def of(cls, usage: Any, **more: Unpack[UsageFields]) -> Usage:
+        """Return the usage that a dict or an object of a provider describes.
+
+        `usage` is a Usage; a dict with its fields; or a usage object of OpenAI (both APIs),
+        Anthropic or Gemini, as an object or a dict. Each is converted to the fields above: for
+        Anthropic, `input` also counts the tokens of the cache, and for Gemini, `output` also counts
+        those for thoughts. Other fields can be added, as these objects have no cost and no model:
+
+            Usage.of(response.usage, model=response.model, cost=0.0021)
+
+        Everything that takes a Usage also takes what of() takes. Raises InvalidRequest if it is not
+        a usage, if a count is negative, or if a part is larger than the whole. A cost may be
+        negative, as a refund is.
+        """
+        found = usage if isinstance(usage, Usage) else cls(**provider_usage.fields(usage))
+        known: dict[str, Any] = {k: v for k, v in more.items() if v is not None}
+        if known:
+            found = replace(found, parts=(), **known)
+        if not math.isfinite(found.cost):  # one NaN or infinity would spoil every sum
+            raise _not_usage(f"the cost must be a number, not {found.cost!r}")
+        if min(found.input, found.output, found.cached, found.reasoning) < 0:
+            raise _not_usage("a number of tokens is negative")
+        for part, whole in (("cached", "input"), ("reasoning", "output")):
+            if getattr(found, part) > getattr(found, whole):
+                raise _not_usage(f"{part} is a part of {whole}, and cannot be larger")
+        if found.tokens < found.input + found.output:
+            raise _not_usage("tokens is the total, and cannot be less than input + output")
+        return found
+
+    def by_model(self) -> dict[str | None, Usage]:
+        """Return the usage of each model. The key None has the usage of unknown models."""
+        return {part.model: part for part in self._split()}
+
+    def _split(self) -> tuple[Usage, ...]:
+        return self.parts or ((self,) if self.tokens or self.cost else ())
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.tokens + other.tokens, self.cost + other.cost)
+        if self.model == other.model and not self.parts and not other.parts:
+            return self._plus(other)
+        parts: dict[str | None, Usage] = {}
+        for part in (*self._split(), *other._split()):
+            before = parts.get(part.model)
+            parts[part.model] = part if before is None else before._plus(part)
+        if len(parts) < 2:
+            return next(iter(parts.values()), Usage())
+        total = self._plus(other)
+        return replace(
+            total, model=None, parts=tuple(parts[name] for name in sorted(parts, key=_by_name))
+        )
+
+    def _plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.input + other.input, self.output + other.output, self.cached + other.cached,
+            self.reasoning + other.reasoning, self.cost + other.cost, self.model,
+            self.tokens + other.tokens,
+        )  # fmt: skip
+
+
+def _by_name(model: str | None) -> str:
+    return model or ""
+
+
+def _not_usage(why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"not a usage: {why}", hint='Usage(input=1200, output=80, cost=0.0021, model="…")'
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import VerifyResult
     from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.budget import Budget
     from holdfast.runs.checkpoint_policy import Policy
     from holdfast.runs.conversation import Conversation
     from holdfast.runs.pending import MadeCall, Pending
@@ -332,6 +333,7 @@ class Session:
         state: Any = None,
         takeover: bool = False,
         resume: bool | None = None,
+        budget: Budget | None = None,
         sigterm: bool = False,
     ) -> Run:
         """Run the session: `with session.run() as run`. An interrupted run is resumed.
@@ -345,6 +347,8 @@ class Session:
         `name` as well, it resumes only the run of that name, and raises NotFound for another.
         `resume=False` always starts a new run.
 
+        `budget` halts the run once it is spent; see Budget.
+
         While another live worker runs the session, entering the run raises SessionBusy.
         `takeover=True` takes the session even then; the other worker's next write raises Fenced.
         `sigterm=True` halts the run on SIGTERM; this works in the main thread only.
@@ -353,7 +357,7 @@ class Session:
         from holdfast.runs.run import Run
         from holdfast.runs.run_core import RunCore
 
-        options = RunOptions(policy, name, state, takeover, resume)
+        options = RunOptions(policy, name, state, takeover, resume, budget)
         return Run(RunCore(run_target(self), options), sigterm=sigterm)
 
     def pending(self) -> list[Pending]:
@@ -429,7 +433,10 @@ class Session:
         return Notes(self._repository.backend, self.name)
 
     def usage(self) -> Totals:
-        """Return tokens and cost of the session, its children, and its history before a fork."""
+        """Return tokens and cost of the session, its children, and its history before a fork.
+
+        All records of the session are read. `usage().spent.by_model()` is the usage by model.
+        """
         with self._repository.reader() as reader:
             return totals(reader, self._number(reader), self.name)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.stats import Stats
     from holdfast.maintenance.verify import VerifyResult
-    from holdfast.model import Operation
+    from holdfast.model import Operation, Usage
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.pending import Pending
     from holdfast.runs.run import Run
@@ -277,6 +277,31 @@ class Store:
 
         query = Query.of(filters, agent=agent, text=text)
         return search(self._repository.backend, query, before, limit, stopped=stopped)
+
+    def usage(
+        self,
+        by: Literal["session", "agent", "model", "day"] = "session",
+        *,
+        session: str | None = None,
+        agent: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> dict[str | None, Usage]:
+        """Return tokens and cost by session, agent, model or day (UTC), ordered by that.
+
+        Each call counts once, and abandoned branches count, too. The key None is the unknown model,
+        or the sessions without an agent. `since` and `until` limit the time at which the usage was
+        recorded. `session` limits it to one session. The other filters choose sessions, as those of
+        sessions() do.
+
+            sum(store.usage(by="model", since=today).values(), Usage())
+
+        All records of these sessions are read. Rows that cannot be read are left out. Raises
+        SessionNotFound for an unknown `session`, and InvalidRequest for an invalid filter.
+        """
+        from holdfast.history.search import Query
+        from holdfast.history.usage_sums import usage_sums
+
+        return usage_sums(self._repository, by, session, Query.of(filters, agent=agent))
 
     def compare(self, a: str | Checkpoint, b: str | Checkpoint) -> Comparison:
         """Return the changes from `a` to `b`, and the way to each from their common ancestor.

@@ -24,6 +24,7 @@ from claude_agent_sdk import (
 from claude_agent_sdk.testing import run_session_store_conformance
 
 import holdfast
+from holdfast import Usage
 from holdfast.adapters import claude_agent_sdk as adapter
 from holdfast.adapters.claude_agent_sdk import HoldfastSessionStore
 from holdfast.errors import InvalidRequest, NotSerializable
@@ -484,7 +485,8 @@ def test_the_sdk_lists_reads_and_forks(sqlite: Home):
 def test_checkpoints_tell_what_was_appended(memory: Home):
     def said(id: str, uuid: str, out: int) -> Any:
         usage = {"input_tokens": 10, "output_tokens": out, "cache_read_input_tokens": 5}
-        return {"type": "assistant", "uuid": uuid, "message": {"id": id, "usage": usage}}
+        message = {"id": id, "model": "claude-x", "usage": usage}
+        return {"type": "assistant", "uuid": uuid, "message": message}
 
     async def work() -> None:
         store = HoldfastSessionStore(memory.store)
@@ -500,6 +502,7 @@ def test_checkpoints_tell_what_was_appended(memory: Home):
     history = [*session.history()][::-1]
     assert [c.trigger for c in history] == ["user", "assistant", "assistant", "assistant"]
     assert [c.usage.tokens for c in history] == [0, 22, 2 + 17, 1]
+    assert session.usage().spent == Usage(30, 12, cached=10, model="claude-x")
     assert {c.agent for c in history} == {"claude"}
     assert session.load()["entries"][0] == entry(1)
     sub = memory.store.session("proj/sess/subagents/agent-1").get()

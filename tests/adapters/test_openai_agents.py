@@ -90,7 +90,9 @@ def fail() -> str:
 
 
 def told(*steps: Any, **more: Any) -> Agent[Any]:
-    model = ScriptedModel(steps, default_usage=Usage(requests=1, total_tokens=10))
+    model = ScriptedModel(
+        steps, default_usage=Usage(requests=1, input_tokens=6, output_tokens=4, total_tokens=10)
+    )
     return Agent(name="planner", model=model, tools=[look, book, fail], **more)
 
 
@@ -930,6 +932,7 @@ async def test_checkpoints_tell_what_they_are(memory: Home):
         ("tool_call", 0, 0),
         ("assistant", 10, 0),
     ]
+    assert (history[1].usage.input, history[1].usage.output) == (6, 4)
     assert {c.agent for c in history} == {"planner"}
     assert [*memory.store.session("s").load()] == ["items"]
     named = HoldfastSession("t", memory.store, agent="mine")

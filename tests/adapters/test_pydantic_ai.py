@@ -393,6 +393,9 @@ async def test_a_run_is_kept_as_it_goes_on(home, conversations):
     assert session.agent == "planner"
     assert session.head.status == "completed"
     assert sum(c.usage.tokens for c in history) == result.usage.total_tokens > 0
+    [spent] = session.usage().spent.by_model().values()
+    assert (spent.input, spent.output) == (result.usage.input_tokens, result.usage.output_tokens)
+    assert spent.model == result.response.model_name
     assert list(session.load()) == ["messages"]
     await conversations.save(result)  # as one does without checkpoints: nothing is stored again
     again = await agent.run("more", conversation=await conversations.load("r"))

@@ -328,6 +328,7 @@ def test_a_run_is_kept_as_it_goes_on(home):
     assert [len(session.load(c)["data"]["messages"]) for c in history] == [1, 2, 3, 4, 4]
     assert [len(c.pending) for c in history] == [0, 2, 0, 0, 0]
     assert [c.usage.tokens for c in history] == [0, 15, 0, 15, 0]
+    assert (history[1].usage.input, history[1].usage.output) == (10, 5)
     assert (session.agent, session.head.status) == ("default", "completed")
     again = planner(HoldfastSessionManager("s", home.reopened()), done)
     assert again.messages == agent.messages

@@ -332,10 +332,11 @@ HOW = {
     "halted": "was halted, attempt 1: enough for today",
     "in doubt": "stopped at a call in doubt, attempt 1.",
     "waiting": "waits for an answer, attempt 1.",
+    "over budget": "was halted, attempt 1: over budget: $0.5 of $0.25 spent",
 }
 
 
-def test_five_ways_to_leave_a_run(terminal):
+def test_six_ways_to_leave_a_run(terminal):
     with holdfast.open("store.db") as store:
         left = leave_all(store)
     told = {each["session"]: each for each in terminal.good("abandoned --halted --json").lines}

@@ -103,6 +103,8 @@ def look(scribe: Scribe) -> None:
         "blame plan.budget -s trip-b", "blame messages.0.content -s trip", "blame x -s trip"
     )
     scribe.both("search seats", "search --tag good", "search nothing", "search --before x")
+    scribe.both("usage", "usage --by model -s trip", "usage --by day --since 2000-01-01")
+    scribe.both("usage --agent nobody", "usage -s tirp")
     scribe.both("stats", "stats -S none.db")
     for flag in ("", " --json"):
         scribe.remark("a save lands meanwhile, and is rewound")
@@ -186,6 +188,9 @@ def runs(scribe: Scribe) -> None:
     scribe.type("answer approval true -s ask", "answer approval no --text -s ask")
     scribe.type("answer approval '[1, 2]' -s ask --json -S other.db")
     scribe.both("resume ask agent:fails", "resume ask agent:nothing", "resume ask nothing:at_all")
+    scribe.remark("its budget is spent, and then a larger one is given")
+    scribe.type("resume ask agent:goes_on --turns 1", "abandoned --halted", "resume ask")
+    scribe.type("resume ask agent:goes_on --cost -1 --tokens 5")
     scribe.type("resume ask agent:goes_on", "resume ask agent:goes_on --json -S other.db")
     scribe.type("resume ask agent:goes_on", "pending -s ask", "abandoned --halted -S other.db")
 

@@ -97,7 +97,7 @@ def folder(tmp_path_factory):
         call = holdfast.ToolCall("c1", "book", {"nights": 3})
         trip.save({"plan": {"budget": 900}, "messages": []}, label="asked", meta={"user": b"\x00"})
         trip.patch(set={("plan", "budget"): 850}, tags=["plan"], pending=[call], key="k1",
-                   usage=holdfast.Usage(10, 0.5), trigger="tool", hint="go on")  # fmt: skip
+                   usage=holdfast.Usage(9, 1, cost=0.5), trigger="tool", hint="go on")  # fmt: skip
         trip.append("messages", "one", status="failed", reason="because")
         trip.patch(drop=["messages"])
         trip.rewind("tag:plan")
@@ -110,6 +110,8 @@ def folder(tmp_path_factory):
         with store.session("worker", parent="trip").run() as run:
             run.tool({"id": "c2", "name": "add", "input": {"a": 1}}, lambda a: a + 1)
             run.add_usage(tokens=5, cost=0.1)
+        with store.session("spent").run(budget=holdfast.Budget(turns=0)) as run:
+            [*run.turns()]
     killed = (
         "import holdfast, os, signal\n"
         "with holdfast.open('agent.db').session('killed').run() as run:\n"
@@ -145,11 +147,11 @@ TYPED: list[tuple[str, int]] = [
     ("transcript talk", 1),
     ("state @ -s trip", 1), ("diff asked @ -s trip", 1), ("diff @ asked -s trip", 1),
     ("blame plan.budget -s trip", 1), ("blame n step:1 -s old", 1),
-    ("search --tag plan", 1), ("stats", 1),
+    ("search --tag plan", 1), ("usage", 1), ("usage --by model -s trip", 1), ("stats", 1),
     ("save trip-3 state.json", 1), ("fork asked trip-4 -s trip", 1), ("rewind asked -s trip", 1),
     ("undo -s trip", 1), ("redo -s trip", 1), ("operations -s trip", 3), ("tag @ new -s trip", 1),
     ("label @ new -s trip", 1), ("delete step:1 -s old --yes", 1), ("delete -s trip-4 --yes", 1),
-    ("abandoned --halted", 2), ("resume killed", 1), ("resume trip", 1), ("pending", 2),
+    ("abandoned --halted", 3), ("resume killed", 1), ("resume trip", 1), ("pending", 2),
     ("resolve c7 --result 3 -s killed", 1), ("answer approval true -s waiting", 1),
     ("resume waiting goes_on:agent", 1),
     ("verify", 1), ("verify --read-data -s trip", 1), ("prune --keep-last 2 --dry-run", 1),

@@ -204,7 +204,7 @@ def test_values_fields_and_names(store, path):
         trigger="manual",
         status="failed",
         reason="why",
-        usage=holdfast.Usage(10, 0.5),
+        usage=holdfast.Usage(tokens=10, cost=0.5),
         pending=[holdfast.ToolCall("1", "f", {"x": (1,)}, {"y": 2})],
         hint="go on",
         meta={"k": [1]},
@@ -371,7 +371,7 @@ def test_usage_of_runs(store, path):
             run.add_usage(tokens=n)
             if n == 1:
                 run.wait_for("approval")
-    store.session("s").save({}, usage=holdfast.Usage(1_000))
+    store.session("s").save({}, usage=holdfast.Usage(tokens=1_000))
     compare(path)
     assert store.session("s").usage().spent.tokens == 1_212
 
@@ -614,12 +614,12 @@ def test_golden_store_loads(golden):
         patched = talk.get("key:external-1")
         assert patched.step == 67
         assert (patched.trigger, patched.status, patched.reason) == ("manual", "halted", "asked to")
-        assert patched.usage == holdfast.Usage(1200, 0.25)
+        assert patched.usage == holdfast.Usage(tokens=1200, cost=0.25)
         assert patched.pending == (holdfast.ToolCall("call-1", "search", {"q": "x"}, {"try": 1}),)
         assert (patched.hint, patched.agent) == ("go on", "golden")
         assert patched.meta == {"user": "u1", "when": (1, 2)}
         assert [c.result for c in store.session("run").tool_calls()] == [2, 4]
-        assert store.session("run").usage().total == holdfast.Usage(20)
+        assert store.session("run").usage().total == holdfast.Usage(tokens=20)
         assert store.verify(read_data=True).ok
 
 

@@ -48,7 +48,7 @@ def make(address: str) -> None:
             trigger="manual",
             status="halted",
             reason="asked to",
-            usage=Usage(1200, 0.25),
+            usage=Usage(tokens=1200, cost=0.25),
             pending=[ToolCall("call-1", "search", {"q": "x"}, {"try": 1})],
             hint="go on",
             meta={"user": "u1", "when": (1, 2)},

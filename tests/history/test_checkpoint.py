@@ -41,7 +41,8 @@ def test_a_checkpoint_as_bytes(home: Home) -> None:
     session.save({"n": 2})
     full = session.save(
         {"n": 3}, label="l", tags=["a", "b"], trigger="t", status="failed", reason="r", key="k",
-        usage=Usage(7, 0.5), pending=[ToolCall("1", "pay", {"to": b"\0", "n": 2**70})], hint="h",
+        usage=Usage(7, cost=0.5, model="m"), hint="h",
+        pending=[ToolCall("1", "pay", {"to": b"\0", "n": 2**70})],
         meta={"when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "set": {1, 2}},
     )  # fmt: skip
     session.delete("@~1")

@@ -20,8 +20,12 @@ from tests.support.sessions import FIELDS, PLAIN_FIELDS
 from tests.support.stores import Home
 
 UNREADABLE_FIELDS: list[dict[str, Any]] = [
-    *[{"usage": Usage(tokens=n)} for n in (None, 1.5, "7", True, [1])],  # type: ignore[arg-type]
-    *[{"usage": Usage(cost=n)} for n in (None, "1", Decimal("0.1"), False, math.nan, math.inf)],  # type: ignore[arg-type]
+    *[{"usage": {"tokens": n}} for n in (1.5, "7", True, [1], -1)],
+    *[{"usage": {"cost": n}} for n in ("1", Decimal("0.1"), False, math.nan, math.inf)],
+    *[{"usage": {"input": 3, name: 5}} for name in ("cached", "reasoning")],
+    *[{"usage": u} for u in (7, "10", [1], {"inputs": 1}, {"model": 3}, {"model": ""})],
+    {"usage": Usage(input=-1)},
+    {"usage": Usage(input=5, output=5, tokens=9)},
     *[{"pending": p} for p in (5, ToolCall("1", "t"), "ab", [None], {"a": 1})],
     {"pending": [ToolCall("1", "t", meta=None)]},  # type: ignore[arg-type]
 ]

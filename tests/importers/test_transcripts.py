@@ -310,7 +310,7 @@ def test_claude_cost_of_old_versions(store: holdfast.Store, root: Path) -> None:
     talk.say("m1", "a", costUSD=0.25)
     talk.say("m1", "b", costUSD=0.5)
     bring(store, claude(root, talk))
-    assert tree(store)[0].usage == Usage(133, 0.5)
+    assert tree(store)[0].usage == Usage(123, 10, cached=3, cost=0.5, model="claude-x")
 
 
 def test_claude_usage_of_a_wrong_kind_is_listed(store: holdfast.Store, root: Path) -> None:
@@ -885,6 +885,7 @@ def test_codex_counts_are_cumulative(store: holdfast.Store, root: Path) -> None:
     rollout.turn(2, 30)
     bring(store, codex(root, rollout))
     assert tokens(store, "t1") == [2000, 60]
+    assert tree(store, "t1")[0].usage == Usage(1800, 200, model="gpt-1")
     assert tree(store, "t1")[0].meta["usage"] == {
         "input_tokens": 1800,
         "output_tokens": 200,
@@ -1236,9 +1237,18 @@ def test_chat_in_folders(store: holdfast.Store, root: Path) -> None:
 def test_chat_usage_beside_messages(store: holdfast.Store, root: Path) -> None:
     messages = chat(2, calls=False)
     messages[2]["usage"] = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    messages[4]["usage"] = {"prompt_tokens": 10, "completion_tokens": 1}
+    messages[4]["usage"] = {"prompt_tokens": 10, "completion_tokens": 1, "model": "m"}
     bring(store, document(root, messages))
     assert tokens(store, "talk") == [7, 11]
+    assert tree(store, "talk")[1].usage == Usage(10, 1, model="m")
+
+
+def test_chat_usage_with_wrong_details(store: holdfast.Store, root: Path) -> None:
+    messages = chat(1, calls=False)
+    messages[2]["usage"] = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": "5"}}
+    result = bring(store, document(root, messages))
+    assert [where for where, _ in result.skipped] == ["talk.json: messages[2]"]
+    assert tokens(store, "talk") == [0]
 
 
 def test_chat_that_was_changed_is_a_branch(store: holdfast.Store, root: Path) -> None:

@@ -365,7 +365,7 @@ def damaged_marks_do_not_match(real: Any) -> Any:
     return lambda self, c: False
 
 
-@mutant(".history.sessions:_may_match")
+@mutant(".history.sessions:may_match")
 def damaged_sessions_do_not_match(real: Any) -> Any:
     """A filtered list has sessions whose head is damaged."""
     return lambda info, *more: not info.damaged and real(info, *more)

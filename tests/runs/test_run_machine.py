@@ -888,7 +888,7 @@ class RunMachine(RuleBasedStateMachine):
             assert session.head.id == book.kept[book.head or 0].id
             for checkpoint, kept in zip(listed, book.kept, strict=True):
                 assert session.load(checkpoint) == kept.state
-                assert checkpoint.usage == Usage(kept.tokens)
+                assert checkpoint.usage == Usage(tokens=kept.tokens)
             self.check_usage(name, book, session.usage())
             told = [(c.turn, c.id, c.kind, c.name, c.success, c.result) for c in session.calls()]
             success = {"done": True, "skipped": False}
@@ -912,16 +912,16 @@ class RunMachine(RuleBasedStateMachine):
             runs[run] = sum(call.tokens for call in calls if call.at[1] == run)
         for (run, _), attempts in book.outside.items():
             runs[run] += max(attempts.values())
-        assert told.spent == Usage(sum(runs.values()))
+        assert told.spent == Usage(tokens=sum(runs.values()))
         by_run = sorted(used.tokens for used in told.runs.values() if used != Usage())
         assert by_run == sorted(filter(None, runs.values()))
-        assert told.path == Usage(sum(kept.tokens for kept in book.path(book.head)))
+        assert told.path == Usage(tokens=sum(kept.tokens for kept in book.path(book.head)))
         inherited, origin = 0, book.origin
         while origin is not None:
             above = self.books[origin[0]]
             inherited += sum(kept.tokens for kept in above.path(origin[1]))
             origin = above.origin
-        assert told.inherited == Usage(inherited)
+        assert told.inherited == Usage(tokens=inherited)
 
 
 class MemoryRuns(RunMachine):

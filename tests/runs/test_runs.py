@@ -200,8 +200,10 @@ def test_a_turn_begins_again_from_its_base(home: Home) -> None:
     assert second.run is not None
     assert home.session().load() == {"n": 4}
     assert sum(c.usage.tokens for c in home.session().history()) == 20
-    assert home.session().usage().path == Usage(20)
-    assert home.session().usage().spent == Usage(20)  # though the turn was gone through twice
+    assert home.session().usage().path == Usage(tokens=20)
+    assert home.session().usage().spent == Usage(
+        tokens=20
+    )  # though the turn was gone through twice
     assert len([c for c in home.session().tree() if c.label == "half 2"]) == 2
 
 
@@ -1431,6 +1433,9 @@ def leave_all(store: holdfast.Store) -> dict[str, tuple[str, str | None]]:
         if how == "in doubt":
             with pytest.raises(asyncio.CancelledError):
                 run.tool(call("c1"), lambda: failing(asyncio.CancelledError()))
+        if how == "over budget":
+            run.add_usage(cost=0.5)
+            run.step("look", lambda: 1)
         run.wait_for("approval") if how == "waiting" else run.halt("enough for today")
 
     left: dict[str, tuple[str, str | None]] = {
@@ -1439,14 +1444,15 @@ def leave_all(store: holdfast.Store) -> dict[str, tuple[str, str | None]]:
         "halted": ("halted", "enough for today"),
         "in doubt": ("in doubt", "enough for today"),
         "waiting": ("waiting", "waiting for 'approval'"),
+        "over budget": ("over budget", "over budget: $0.5 of $0.25 spent"),
     }
     for name in left:
         with suppress(ValueError):
-            Worker(store.session(name))(run)
+            Worker(store.session(name), budget=holdfast.Budget(cost=0.25))(run)
     return left
 
 
-def test_five_ways_to_leave_a_run(home: Home) -> None:
+def test_six_ways_to_leave_a_run(home: Home) -> None:
     left = leave_all(home.store)
     found = home.another().abandoned(halted=True)
     assert {each.session: (each.state, each.reason) for each in found} == left
@@ -1537,7 +1543,7 @@ def test_usage_of_sessions_forks_and_children(home: Home) -> None:
         for turn in run.turns(limit=2):
             run.add_usage(tokens=turn, cost=0.5)
     with home.store.session("child", parent=parent).run() as run:
-        run.add_usage(Usage(10, 1.0))
+        run.add_usage(Usage(tokens=10, cost=1.0))
     with home.store.session("grandchild", parent="child").run() as run:
         run.add_usage(tokens=100)
     fork = parent.fork("fork")
@@ -1549,16 +1555,20 @@ def test_usage_of_sessions_forks_and_children(home: Home) -> None:
     totals = home.session("parent").usage()
     with home.session("both").run() as run:
         run.add_usage(tokens=5)
-        run.checkpoint(usage=Usage(3, 1.0))
-    assert home.session("both").usage().spent == Usage(8, 1.0)
-    assert totals.runs.pop(again) == Usage(7)
-    assert [*totals.runs.values()] == [Usage(3, 1.0)]
-    assert totals.path == totals.spent == Usage(10, 1.0)
-    assert totals.children == Usage(110, 1.0)
-    assert totals.total == Usage(120, 2.0)
-    assert home.session("fork").usage()[:3] == (Usage(1_000), Usage(3, 1.0), Usage(1_000))
+        run.checkpoint(usage=Usage(tokens=3, cost=1.0))
+    assert home.session("both").usage().spent == Usage(tokens=8, cost=1.0)
+    assert totals.runs.pop(again) == Usage(tokens=7)
+    assert [*totals.runs.values()] == [Usage(tokens=3, cost=1.0)]
+    assert totals.path == totals.spent == Usage(tokens=10, cost=1.0)
+    assert totals.children == Usage(tokens=110, cost=1.0)
+    assert totals.total == Usage(tokens=120, cost=2.0)
+    assert home.session("fork").usage()[:3] == (
+        Usage(tokens=1_000),
+        Usage(tokens=3, cost=1.0),
+        Usage(tokens=1_000),
+    )
     assert home.session("grandchild").head is not None
-    assert home.session("child").usage().total == Usage(110, 1.0)
+    assert home.session("child").usage().total == Usage(tokens=110, cost=1.0)
     assert home.store.verify(read_data=True).ok
 
 
@@ -1592,8 +1602,8 @@ def test_ten_polls_count_nothing_again(home: Home, within: bool, policy: Any) ->
     [id] = {poll() for _ in range(11)}
     session = home.session()
     assert triggers(session) == ["run", *(["llm"] if policy else []), "run"]
-    assert session.usage().spent == session.usage().path == Usage(100)
-    assert session.usage().runs == {id: Usage(100)}
+    assert session.usage().spent == session.usage().path == Usage(tokens=100)
+    assert session.usage().runs == {id: Usage(tokens=100)}
     assert [(a.session, a.state, a.attempt) for a in home.store.abandoned(halted=True)] == [
         ("s", "waiting", 11)
     ]
@@ -1602,7 +1612,7 @@ def test_ten_polls_count_nothing_again(home: Home, within: bool, policy: Any) ->
     done = home.session()
     assert done.head is not None
     assert done.head.status == "completed"
-    assert done.usage().spent == done.usage().path == Usage(100)
+    assert done.usage().spent == done.usage().path == Usage(tokens=100)
     assert home.store.verify(read_data=True).ok
 
 
@@ -1664,8 +1674,8 @@ def test_a_call_that_is_made_again_counts_again(home: Home) -> None:
         worker.made = made
         with suppress(ValueError):
             worker(work)
-        assert home.session().usage().spent == Usage(10 * (n + 1))
-        assert home.session().usage().path == Usage(10)
+        assert home.session().usage().spent == Usage(tokens=10 * (n + 1))
+        assert home.session().usage().path == Usage(tokens=10)
     assert home.session().load() == {"reply": "reply"}
 
 
@@ -1677,9 +1687,9 @@ def test_usage_of_a_call_that_ended_is_known_before_any_checkpoint(home: Home) -
 
     Worker(home.session())(work)
     assert len(home.session()) == 1
-    assert home.session().usage()[:3] == (Usage(), Usage(), Usage(100))
+    assert home.session().usage()[:3] == (Usage(), Usage(), Usage(tokens=100))
     Worker(home.session())(work)
-    assert home.session().usage()[:3] == (Usage(100), Usage(), Usage(100))
+    assert home.session().usage()[:3] == (Usage(tokens=100), Usage(), Usage(tokens=100))
 
 
 def test_usage_of_a_call_that_was_interrupted(home: Home) -> None:
@@ -1691,18 +1701,18 @@ def test_usage_of_a_call_that_was_interrupted(home: Home) -> None:
 
     with pytest.raises(KeyboardInterrupt), home.session().run() as run:
         run.tool(call("c"), interrupted)
-    assert home.session().usage().spent == Usage(7)
+    assert home.session().usage().spent == Usage(tokens=7)
     home.session().resolve("c", 1)
     with home.session().run() as run:
         assert run.tool(call("c"), interrupted) == 1
-    assert home.session().usage()[:3] == (Usage(7), Usage(), Usage(7))
+    assert home.session().usage()[:3] == (Usage(tokens=7), Usage(), Usage(tokens=7))
 
 
 def test_usage_before_a_loop_is_not_counted_by_every_worker(home: Home) -> None:
     def work(_: Worker, run: holdfast.Run) -> None:
         run.add_usage(tokens=1)
         run.step("setup", spends(run, 10))
-        run.checkpoint(usage=Usage(100))
+        run.checkpoint(usage=Usage(tokens=100))
         for turn in run.turns(limit=3):
             run.step("model", spends(run, 1_000))
             if turn == 2 and attempt < 3:
@@ -1711,7 +1721,7 @@ def test_usage_before_a_loop_is_not_counted_by_every_worker(home: Home) -> None:
     for attempt in range(4):  # noqa: B007 - work() looks at it
         Worker(home.session())(work)
     totals = home.session().usage()
-    assert totals.path == totals.spent == Usage(3_111)
+    assert totals.path == totals.spent == Usage(tokens=3_111)
 
 
 def test_usage_in_the_call_of_another_run(home: Home) -> None:
@@ -1727,8 +1737,8 @@ def test_usage_in_the_call_of_another_run(home: Home) -> None:
 
     with home.session().run() as outer:
         outer.step("research", research)
-    assert home.session("inner").usage().spent == Usage(110)
-    assert home.session().usage().spent == Usage(11_001)
+    assert home.session("inner").usage().spent == Usage(tokens=110)
+    assert home.session().usage().spent == Usage(tokens=11_001)
 
 
 def test_usage_that_comes_after_a_call_is_not_lost(home: Home) -> None:
@@ -1737,7 +1747,7 @@ def test_usage_that_comes_after_a_call_is_not_lost(home: Home) -> None:
     with home.session().run() as run:
         run.step("model", lambda: late.append(contextvars.copy_context()))
         late[0].run(run.add_usage, tokens=3)
-    assert home.session().usage().spent == Usage(3)
+    assert home.session().usage().spent == Usage(tokens=3)
 
 
 # -- policies --------------------------------------------------------------------------------------
@@ -1800,7 +1810,7 @@ def test_a_checkpoint_after_a_call_holds_what_came_of_it(home: Home) -> None:
     assert [c.usage.tokens for c in (llm, tool, turn)] == [7, 10, 0]
     fork = session.fork("other", at=llm.id)
     assert fork.load() == {"reply": "reply"}
-    assert fork.usage().inherited == Usage(7)
+    assert fork.usage().inherited == Usage(tokens=7)
 
 
 @pytest.mark.parametrize("boundary", ["step", "tool", "wait", "checkpoint", "halt", "turn", "end"])
@@ -1851,7 +1861,7 @@ def test_a_checkpoint_that_is_due_is_taken_once_by_all_workers(home: Home) -> No
     one, both = ("llm", {"reply": "reply"}), ("llm", {"reply": "reply", "more": 1})
     assert taken[:4] == [[], [], [one], [one]]
     assert taken[4] == [one, both, ("run", both[1])]
-    assert home.session().usage().spent == home.session().usage().path == Usage(5)
+    assert home.session().usage().spent == home.session().usage().path == Usage(tokens=5)
 
 
 def test_a_checkpoint_that_is_due_waits_for_calls_under_way(home: Home) -> None:
@@ -1879,7 +1889,7 @@ def test_a_checkpoint_that_is_due_waits_for_calls_under_way(home: Home) -> None:
     assert triggers(session) == ["run", "mine", "tool_call", "run"]
     due = [*session.tree()][2]
     assert session.load(due) == {"quick": "quick", "slow": "slow"}
-    assert due.usage == session.usage().spent == Usage(5)
+    assert due.usage == session.usage().spent == Usage(tokens=5)
 
 
 def test_a_checkpoint_that_is_due_of_a_state_that_cannot_be_stored(home: Home) -> None:
@@ -1897,7 +1907,7 @@ def test_a_checkpoint_that_is_due_of_a_state_that_cannot_be_stored(home: Home) -
         run.step("model", spends(run, 5))
         run.state["bad"] = object()
     assert triggers(other) == ["run", "run"]
-    assert other.usage().spent == Usage(5)
+    assert other.usage().spent == Usage(tokens=5)
 
 
 @pytest.mark.parametrize("home", ["sqlite", "files", "postgres"], indirect=True)
@@ -1922,7 +1932,7 @@ def test_async_runs_count_and_checkpoint_as_others_do(home: Home) -> None:
     assert triggers(session) == ["run", "llm", "run"]
     llm = [*session.tree()][1]
     assert session.load(llm) == {"replies": ["reply"] * 3}
-    assert llm.usage == session.usage().spent == session.usage().path == Usage(111)
+    assert llm.usage == session.usage().spent == session.usage().path == Usage(tokens=111)
 
 
 def test_sparse_checkpoints_lose_nothing(home: Home) -> None:
@@ -2569,8 +2579,8 @@ def test_an_async_call_that_is_cancelled_before_it_is_made(
 
 def test_usage_of_a_run_is_checked_when_it_is_added(memory: Home) -> None:
     with memory.session().run() as run:
-        for wrong in (None, "7", 1.5):
+        for wrong in (-1, "7", 1.5):
             with pytest.raises(holdfast.InvalidRequest, match="tokens"):
                 run.add_usage(tokens=wrong)  # type: ignore[arg-type]
         run.add_usage(tokens=7)
-    assert memory.session().usage().path == Usage(7)
+    assert memory.session().usage().path == Usage(tokens=7)

@@ -17,7 +17,7 @@ def trip(path: Path | str) -> None:
         plan = store.session("trip", agent="planner")
         plan.save(
             {"messages": [_said("user", "Plan a trip to Lisbon.")], "plan": {"budget": 900}},
-            usage=Usage(120, 0.002),
+            usage=Usage(tokens=120, cost=0.002),
             label="start",
             meta={"user": "u1"},
         )
@@ -26,7 +26,7 @@ def trip(path: Path | str) -> None:
                 "messages",
                 _said("assistant", f"Idea {n}: walk along the river."),
                 trigger="llm",
-                usage=Usage(300 + n, 0.01),
+                usage=Usage(280 + n, 20, 100, cost=0.01, model="large"),
             )
         plan.tag(None, "good")
         plan.rewind("@~2")
@@ -45,7 +45,7 @@ def trip(path: Path | str) -> None:
         plan.append("messages", _said("tool", "No seats."), status="failed", reason="no flight")
         state = plan.load()
         state["messages"][0]["content"] = "Plan a short trip to Lisbon."
-        plan.save(state, label="edited", usage=Usage(50, 0.0))
+        plan.save(state, label="edited", usage=Usage(tokens=50, cost=0.0))
 
 
 def long(path: Path | str, count: int = 6) -> None:

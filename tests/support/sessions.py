@@ -49,7 +49,8 @@ def save_concurrently(home: Home, writers: int, saves: int) -> list[str]:
 
 FIELDS: dict[str, Any] = {
     "label": "plan ready", "tags": ("b", "a"), "trigger": "manual", "status": "failed",
-    "reason": "no answer", "usage": Usage(1200, 0.01), "hint": "ask again", "meta": {"user": "u1"},
+    "reason": "no answer", "hint": "ask again", "meta": {"user": "u1"},
+    "usage": Usage(1000, 200, 300, 50, 0.01, "large"),
     "pending": (ToolCall("c1", "search", {"q": [1]}, {"m": 1}),),
 }  # fmt: skip
 

@@ -24,7 +24,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
     path: Path = tmp_path_factory.mktemp("described") / "web.db"
     with holdfast.open(path) as opened:
         trip = opened.session("0", agent="planner")
-        trip.save({"messages": [], "plan": {"budget": 900}}, label="asked", usage=Usage(3, 0.5))
+        trip.save(
+            {"messages": [], "plan": {"budget": 900}},
+            label="asked",
+            usage=Usage(tokens=3, cost=0.5),
+        )
         for n in range(3):
             trip.append("messages", {"role": "user", "content": f"message {n}"})
         trip.rewind("@~1")

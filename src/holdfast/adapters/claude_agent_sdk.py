@@ -53,6 +53,7 @@ _TOKENS = (
     "cache_read_input_tokens",
     "output_tokens",
 )
+_NO_TOKENS = [0] * len(_TOKENS)
 _REMEMBERED = 512
 """How many transcripts are remembered with the ids of their entries."""
 
@@ -230,8 +231,8 @@ class _Transcript:
         kind = new[-1].get("type")
         if isinstance(kind, str) and kind:
             fields["trigger"] = kind
-        if tokens := contents.add(new):
-            fields["usage"] = Usage(tokens)
+        if (usage := contents.add(new)).tokens:
+            fields["usage"] = usage
         if self._main is None:
             contents.summary = _fold(contents.summary, self._name, new)
             fields["meta"] = {_SUMMARY: contents.summary}
@@ -246,8 +247,8 @@ class _Contents:
     ) -> None:
         self.head, self.summary = head, summary
         self._ids: set[str] = set()
-        self._message: tuple[Any, int] = (None, 0)
-        """The id of the newest message, and its tokens."""
+        self._message: tuple[Any, list[int]] = (None, _NO_TOKENS)
+        """The id of the newest message, and its tokens by kind."""
         self.add(entries)
 
     def without_repeats(self, entries: list[Entry]) -> list[Entry]:
@@ -263,12 +264,12 @@ class _Contents:
             new.append(entry)
         return new
 
-    def add(self, entries: Sequence[Entry]) -> int:
-        """Add entries and return their tokens.
+    def add(self, entries: Sequence[Entry]) -> Usage:
+        """Add entries and return their usage.
 
         A message may be several entries. Each of them reports the tokens of the message so far.
         """
-        total = 0
+        total = Usage()
         for entry in entries:
             if isinstance(uuid := entry.get("uuid"), str):
                 self._ids.add(uuid)
@@ -276,10 +277,14 @@ class _Contents:
             if entry.get("type") != "assistant" or not isinstance(usage, dict):
                 continue
             id = value_at(entry, "message", "id")
-            tokens = sum(n for name in _TOKENS if type(n := usage.get(name)) is int)
-            before = self._message[1] if id is not None and id == self._message[0] else 0
-            total += max(tokens - before, 0)
-            self._message = (id, max(tokens, before))
+            before = self._message[1] if id is not None and id == self._message[0] else _NO_TOKENS
+            counts = [n if type(n := usage.get(name)) is int else 0 for name in _TOKENS]
+            most = [max(pair) for pair in zip(before, counts, strict=True)]
+            more = [a - b for a, b in zip(most, before, strict=True)]
+            model = value_at(entry, "message", "model")
+            known = model if isinstance(model, str) and model else None
+            total += Usage.of(dict(zip(_TOKENS, more, strict=True)), model=known)
+            self._message = (id, most)
         return total
 
 

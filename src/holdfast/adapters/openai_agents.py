@@ -231,8 +231,9 @@ class HoldfastHooks(RunHooksBase[Any, Any]):
         self, context: RunContextWrapper[Any], agent: Agent[Any], response: ModelResponse
     ) -> None:
         calls = _calls_in(cast("list[Item]", response.to_input_items()), agent.name)
-        tokens = response.usage.total_tokens
-        await self._conversation.finish(self._conversation.ask, calls, tokens)
+        model = agent.model if isinstance(agent.model, str) and agent.model else None
+        usage = Usage.of(response.usage, model=model)
+        await self._conversation.finish(self._conversation.ask, calls, usage)
         await self._also.on_llm_end(context, agent, response)
 
     async def on_tool_start(self, context: RunContextWrapper[Any], agent: Any, tool: Tool) -> None:
@@ -276,8 +277,8 @@ class _Conversation:
         self._store, self._name, self._lane = host.store, name, host.lane()
         self._opened: Session | None = None
         self._extras: _Extras | None = None
-        self._tokens = 0
-        """Tokens that no checkpoint counts yet."""
+        self._usage = Usage()
+        """Usage that no checkpoint counts yet."""
 
     async def call(self, method: Callable[..., T], *args: Any) -> T:
         """Run a method in a worker, after earlier calls."""
@@ -327,9 +328,9 @@ class _Conversation:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def ask(self, calls: dict[str, Entry], tokens: int) -> None:
+    def ask(self, calls: dict[str, Entry], usage: Usage) -> None:
         """Record a model's answer: the calls that it asks for, and the tokens that it took."""
-        self._tokens += tokens
+        self._usage += usage
         if calls:
             self._record(lambda log: log.ask(calls), "assistant")
 
@@ -456,8 +457,8 @@ class _Conversation:
         open_ = [call for call in _pending_calls(extras.pending) if call.stage != "done"]
         if open_:
             fields = {"pending": [ToolCall(c.id, c.name, c.arguments) for c in open_], **fields}
-        if self._tokens:
-            fields["usage"] = Usage(self._tokens)
+        if self._usage.tokens:
+            fields["usage"] = self._usage
         if changed or not items:
             saved = self._session().patch(
                 append={"items": items} if items else {},
@@ -467,7 +468,7 @@ class _Conversation:
             )
         else:
             saved = self._session().append("items", *items, **fields)
-        self._extras, self._tokens = extras, 0
+        self._extras, self._usage = extras, Usage()
         return saved
 
 

@@ -548,7 +548,7 @@ class _UnsavedRun:
         calls = _requested(self._stored[-1:])
         fields: dict[str, Any] = {
             "trigger": trigger,
-            "usage": _usage_since(self._meta.usage, usage),
+            "usage": _usage_since(self._meta.usage, usage, _model(self._stored[-1:])),
             "pending": [_to_tool_call(c) for c in calls if self.log.is_open(c.tool_call_id)],
             "meta": meta.to_data(),
         }
@@ -631,9 +631,23 @@ def _to_tool_call(part: ToolCallPart) -> ToolCall:
     return ToolCall(part.tool_call_id, part.tool_name, part.args)
 
 
-def _usage_since(before: RunUsage, now: RunUsage) -> Usage:
+def _model(messages: Sequence[ModelMessage]) -> str | None:
+    """Return the model that has given the last of these messages, if one has."""
+    return next((m.model_name for m in messages if isinstance(m, ModelResponse)), None) or None
+
+
+def _usage_since(before: RunUsage, now: RunUsage, model: str | None = None) -> Usage:
     cost = float(now.cost or 0) - float(before.cost or 0)
-    return Usage(max(0, now.total_tokens - before.total_tokens), max(0.0, cost))
+    input = max(0, now.input_tokens - before.input_tokens)
+    output = max(0, now.output_tokens - before.output_tokens)
+    cached = max(0, now.cache_read_tokens - before.cache_read_tokens)
+    return Usage(
+        input,
+        output,
+        min(cached, input),
+        cost=max(0.0, cost),
+        model=model if input or output else None,
+    )
 
 
 # -- results of tools ------------------------------------------------------------------------------

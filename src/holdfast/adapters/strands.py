@@ -361,7 +361,7 @@ def _fields(style: str, value: Any, head: Checkpoint | None) -> dict[str, Any]:
             ToolCall(str(call.get("toolUseId")), str(call.get("name")), call.get("input"))
             for call in requested
         ],
-        "usage": Usage(_new_tokens(messages, head)),
+        "usage": _new_usage(messages, head),
         "meta": {_META: {"style": style, "last": _tracking_id(last)}},
     }
     if value_at(value, "data", "interrupt_state", "activated"):
@@ -371,16 +371,19 @@ def _fields(style: str, value: Any, head: Checkpoint | None) -> dict[str, Any]:
     return fields
 
 
-def _new_tokens(messages: list[Any], head: Checkpoint | None) -> int:
-    """Return the tokens of the messages that came after the head."""
+def _new_usage(messages: list[Any], head: Checkpoint | None) -> Usage:
+    """Return the usage of the messages that came after the head."""
     last = None if head is None else value_at(head.meta, _META, "last")
-    tokens = 0
+    usage = Usage()
     for message in reversed(messages):
         if last is not None and _tracking_id(message) == last:
             break
-        count = value_at(message, "metadata", "usage", "totalTokens")
-        tokens += count if type(count) is int and count > 0 else 0
-    return tokens
+        input, output, total = [
+            max(n, 0) if type(n := value_at(message, "metadata", "usage", name)) is int else 0
+            for name in ("inputTokens", "outputTokens", "totalTokens")
+        ]
+        usage += Usage(input, output, tokens=max(total, input + output))
+    return usage
 
 
 def _tracking_id(message: Any) -> Any:

@@ -120,6 +120,7 @@ class AsyncRun(RunHandle):
         """Yield turn numbers, up to `limit`; see Run.turns."""
         await self._work(self._core.enter_loop)
         while limit is None or self.turn <= limit:
+            self._core.check_budget(new_turn=True)
             yield self.turn
             await self._work(self._core.end_turn)
 

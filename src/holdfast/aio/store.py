@@ -270,6 +270,7 @@ class AsyncStore(_Handle[Store]):
     recent = _awaited(Store.recent)
     find = _paged(Store.find)
     search = _paged(Store.search)
+    usage = _awaited(Store.usage)
     compare = _awaited(Store.compare)
     neighbours = _awaited(Store.neighbours)
     id_length = _awaited(Store.id_length)

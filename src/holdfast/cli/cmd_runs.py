@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast import json
+from holdfast import Budget, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_sessions
 from holdfast.cli.context import App, command
@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 @click.argument("session", required=False, shell_complete=complete_sessions)
 @click.argument("target", required=False, metavar="[MODULE:FUNCTION]")
 @click.option("--takeover", is_flag=True, help="Take the session even if a live worker runs it.")
-def resume_(app: App, session: str | None, target: str | None, *, takeover: bool) -> None:
+@click.option("--cost", type=float, help="Halt the run once it has cost this much in all.")
+@click.option("--tokens", type=int, help="Halt the run once it has used so many tokens in all.")
+@click.option("--turns", type=int, help="Halt the run after so many turns in all.")
+def resume_(
+    app: App,
+    session: str | None,
+    target: str | None,
+    *,
+    takeover: bool,
+    cost: float | None,
+    tokens: int | None,
+    turns: int | None,
+) -> None:
     """Show the state of a session's run, or resume it with a function.
 
     MODULE:FUNCTION is called with the run, as in `with session.run(resume=True) as run`. The
@@ -43,7 +55,10 @@ def resume_(app: App, session: str | None, target: str | None, *, takeover: bool
     with app.store(write=True) as store:
         handle = select.the_session(store, session)
         name = output.one_line(handle.name)
-        with _report_failure(target), handle.run(resume=True, takeover=takeover) as run:
+        unlimited = cost is None and tokens is None and turns is None
+        budget = None if unlimited else Budget(cost, tokens, turns)
+        opened = handle.run(resume=True, takeover=takeover, budget=budget)
+        with _report_failure(target), opened as run:
             app.notice(f"Resuming {name} at {_position(handle)}.")
             _call(target, function, run)
         last = handle.get()
@@ -93,9 +108,10 @@ def _interruption(run: Abandoned) -> str:
         "failed": "failed",
         "in doubt": "stopped at a call in doubt",
         "waiting": "waits for an answer",
+        "over budget": "was halted",
         "halted": "was halted",
     }[run.state]
-    has_reason = run.reason and run.state in ("failed", "halted")
+    has_reason = run.reason and run.state in ("failed", "halted", "over budget")
     reason = f": {output.one_line(run.reason or '')}" if has_reason else ""
     return f"{event}, attempt {run.attempt}{reason}"
 

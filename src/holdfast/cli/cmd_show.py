@@ -1,15 +1,15 @@
-"""Commands that show: sessions, show, state, search, stats, watch."""
+"""Commands that show: sessions, show, state, search, usage, stats, watch."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json as jsons
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from holdfast import STATUSES, json
+from holdfast import STATUSES, Usage, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_tags
 from holdfast.cli.context import App, command, escape_controls
@@ -248,6 +248,51 @@ def search_(
             app.notice("Nothing matches.")
         elif len(found) == limit:
             app.notice(f"There may be more: --before {found[-1].id}")
+
+
+@command("usage", lists=True)
+@click.option(
+    "--by",
+    type=click.Choice(("session", "agent", "model", "day")),
+    default="session",
+    show_default=True,
+    help="One row for each of these.",
+)
+@session_option("Only this session.")
+@_filters
+def usage_(
+    app: App,
+    by: Literal["session", "agent", "model", "day"],
+    session: str | None,
+    meta: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    **more: Any,
+) -> None:
+    """Sum up tokens and cost by session, agent, model or day.
+
+    --since and --until limit the time of the usage, and days are those of UTC. --agent filters by
+    the agent of the session, all other filters by its head.
+    """
+    with app.store() as store:
+        if session is not None:
+            session = select.the_session(store, session).name
+        found = store.usage(by, session=session, **more, **_parsed(meta, since, until))
+    if app.json:
+        app.print_json(json.usage_sums(by, found))
+        return
+    if not found:
+        app.notice("No usage is recorded.")
+        return
+    rows = [_usage_row(output.one_line(name or "unknown"), each) for name, each in found.items()]
+    rows.append(_usage_row("total", sum(found.values(), Usage())))
+    numbers = ("TOKENS", "INPUT", "CACHED", "OUTPUT", "COST")
+    app.print_table(" ".join((by.upper(), *numbers)), rows, numbers=numbers)
+
+
+def _usage_row(name: str, of: Usage) -> list[str]:
+    counts = [f"{n:,}" if n else "" for n in (of.tokens, of.input, of.cached, of.output)]
+    return [name, *counts, output.money(of.cost) if of.cost else ""]
 
 
 @command("stats", lists=True)

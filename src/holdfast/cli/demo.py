@@ -127,7 +127,7 @@ class _Demo:
                 way.patch(
                     set={("plan", "budget"): budget},
                     append={"messages": [{"role": "assistant", "content": words}]},
-                    usage=holdfast.Usage(180, 0.0021),
+                    usage=holdfast.Usage(150, 30, cost=0.0021),
                     label=f"budget {budget}",
                 )
 

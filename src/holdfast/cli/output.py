@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from decimal import Decimal
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self
 
@@ -104,8 +105,13 @@ def spent(tokens: int, cost: float) -> str:
     if tokens:
         parts.append(f"{tokens:,} tok")
     if cost:
-        parts.append(f"${cost:.4f}".rstrip("0").rstrip(".") if cost < 1 else f"${cost:,.2f}")
+        parts.append(money(cost))
     return "  ".join(parts)
+
+
+def money(cost: float) -> str:
+    """Return a cost, such as "$12.50"; below $1 with four digits that count, such as "$0.00205"."""
+    return f"${Decimal(f'{cost:.4g}'):f}" if abs(cost) < 1 else f"${cost:,.2f}"
 
 
 def checkpoint_line(

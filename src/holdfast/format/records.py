@@ -15,10 +15,10 @@ from xxhash import xxh3_64_intdigest
 from holdfast.errors import Corrupt
 from holdfast.format import memory_limit, msgpack, rows, values
 from holdfast.format.nodes import Node, parse
-from holdfast.model import Record
+from holdfast.model import Record, Usage
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Sequence
 
 SEQ_BITS = 32
 MAX_SEQ = (1 << SEQ_BITS) - 1
@@ -39,6 +39,7 @@ _PLAIN_MAX = 384
 _PLAIN_ENTRY = 1024
 _INT, _MAYBE_INT = (int,), (int, type(None))
 _MAYBE_BYTES = (bytes, type(None))
+_MAYBE_STR = (str, type(None))
 MISSING = b"missing"
 """Stands for a row that should exist and does not. Every sealed row is longer."""
 _TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)  # the years 1 to 9999, in us
@@ -210,8 +211,44 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
     return Row(record, meta, line, root)
 
 
-def _is_usage(tokens: Any, cost: Any) -> bool:
-    return type(tokens) is int and type(cost) in (int, float)
+def usage_fields(usage: Usage) -> list[Any]:
+    """Return a usage in stored form: `[tokens, cost]`, and more if more is known.
+
+    That is `[tokens, cost, model, input, output, cached, reasoning]` without None and zeros at the
+    end, or `[tokens, cost, parts]` for a sum over several models.
+    """
+    if usage.parts:
+        return [usage.tokens, usage.cost, [usage_fields(part) for part in usage.parts]]
+    counts = [usage.input, usage.output, usage.cached, usage.reasoning]
+    fields = [usage.tokens, usage.cost, usage.model, *counts]
+    while len(fields) > 2 and not fields[-1]:
+        fields.pop()
+    return fields
+
+
+def read_usage(fields: Sequence[Any]) -> Usage:
+    """Return the usage of a stored form; no fields are no usage. Raises Corrupt."""
+    try:
+        if len(fields) > 2 and type(fields[2]) is list:
+            return sum([_read_part(*part) for part in fields[2]], Usage())
+        return _read_part(*fields) if fields else Usage()
+    except (TypeError, ValueError) as e:
+        raise Corrupt("a usage does not decode") from e
+
+
+def _read_part(tokens: int, cost: float, model: str | None = None, *counts: int) -> Usage:
+    input, output, cached, reasoning = [*counts, 0, 0, 0, 0][:4]
+    return Usage(input, output, cached, reasoning, cost, model, tokens)
+
+
+def _is_usage(tokens: Any, cost: Any, model: Any = None, *counts: Any) -> bool:
+    """Return whether these are the fields of a stored usage."""
+    fits = type(tokens) is int and type(cost) in (int, float)
+    if type(model) is list:
+        flat = all(type(part) is list and list not in map(type, part) for part in model)
+        return fits and not counts and flat and all(_is_usage(*part) for part in model)
+    named = type(model) in _MAYBE_STR and model != ""
+    return fits and named and len(counts) <= 4 and all(type(count) is int for count in counts)
 
 
 def check_extra(extra: dict[str, Any]) -> None:
@@ -308,7 +345,7 @@ def seal_session(num: int, name: bytes, info: Info) -> bytes:
 
 
 def unseal_session(num: int, name: bytes, body: bytes) -> Info:
-    types = (_INT, (str, type(None)), _MAYBE_INT)
+    types = (_INT, _MAYBE_STR, _MAYBE_INT)
     return Info(*_unseal(rows.SESSION, session_address(num, name), body, "a session", types))
 
 

@@ -209,8 +209,8 @@ class Checkpoint:
 
     @property
     def usage(self) -> Usage:
-        tokens, cost = self._record.extra.get("usage", (0, 0.0))
-        return Usage(tokens, cost)
+        """Tokens and cost since the parent."""
+        return records.read_usage(self._record.extra.get("usage", ()))
 
     @property
     def pending(self) -> tuple[ToolCall, ...]:

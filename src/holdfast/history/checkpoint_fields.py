@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypedDict
 
 from holdfast.errors import InvalidRequest, require_text
+from holdfast.format.records import usage_fields
 from holdfast.model import STATUSES, Status, ToolCall, Usage
 
 
@@ -19,7 +19,8 @@ class Fields(TypedDict, total=False):
     trigger: str | None
     status: Status
     reason: str | None
-    usage: Usage | None
+    usage: Any
+    """A Usage, or what Usage.of() takes: a dict, or the usage object of a provider."""
     pending: Sequence[ToolCall]
     hint: str | None
     meta: Mapping[str, Any] | None
@@ -49,21 +50,6 @@ def check_tags(tags: Any) -> tuple[str, ...]:
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidRequest(f"tags must be a list of strings, not {tags!r}")
     return tuple(sorted({check_text("a tag", t) for t in tags}))
-
-
-def check_usage(usage: Any) -> tuple[int, float]:
-    """Return tokens and cost. Raises InvalidRequest for types that a record could not hold."""
-    if not isinstance(usage, Usage):
-        raise InvalidRequest(f"usage must be a Usage, not {type(usage).__name__}")
-    tokens, cost = (v.value if isinstance(v, Enum) else v for v in (usage.tokens, usage.cost))
-    if type(tokens) is not int or type(cost) not in (int, float):
-        raise InvalidRequest(
-            f"usage must be an int of tokens and a float of cost, not {tokens!r} and {cost!r}",
-            hint="Usage(int(tokens), float(cost))",
-        )
-    if not math.isfinite(cost):  # one NaN or infinity would spoil every sum
-        raise InvalidRequest(f"the cost of usage must be a number, not {cost!r}")
-    return tokens, cost
 
 
 def _listed(pending: Any) -> list[Any]:
@@ -111,7 +97,7 @@ def check(fields: Fields) -> Details:
         extra["status"] = status
     usage = fields.get("usage")
     if usage is not None:
-        extra["usage"] = [*check_usage(usage)]
+        extra["usage"] = usage_fields(Usage.of(usage))
     pending = fields.get("pending") or ()
     if pending:
         extra["pending"] = [_call(p) for p in _listed(pending)]

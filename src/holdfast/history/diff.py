@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from holdfast.format import item_streams, msgpack, ropes, values
+from holdfast.format import item_streams, msgpack, records, ropes, values
 from holdfast.format.load import load_node
 from holdfast.format.msgpack import FOLLOWING
 from holdfast.format.nodes import LIST, RAW, Blob, Leaf, Node, Rope, node_of
@@ -282,7 +282,7 @@ class _Climb:
 
     def climb(self) -> None:
         if self.at is not None:
-            tokens, cost = self.at[1].extra.get("usage", (0, 0.0))
             steps, usage = self.way
-            self.way = Way(steps + 1, usage + Usage(tokens, cost))
+            more = records.read_usage(self.at[1].extra.get("usage", ()))
+            self.way = Way(steps + 1, usage + more)
         self.at = next(self._ancestors, None)

@@ -92,7 +92,7 @@ class Call:
         elif self.status == "started":
             self.status, self.ended_us = what, facts["at"]
             self.result, self.failure = facts.get("result"), facts if what == "failed" else None
-            self.usage = Usage(*facts.get("usage", ()))
+            self.usage = format_records.read_usage(facts.get("usage", ()))
 
 
 def encoded(value: Any, what: str) -> bytes:
@@ -139,7 +139,7 @@ def ended(call: int, status: CallStatus, at: int, **more: Any) -> dict[str, Any]
 
 def spent(usage: Usage) -> dict[str, Any]:
     """Return the usage as a fact of an entry; an empty dict if it is zero."""
-    return {} if usage == Usage() else {"usage": [usage.tokens, usage.cost]}
+    return {} if usage == Usage() else {"usage": format_records.usage_fields(usage)}
 
 
 def _encode_with(facts: dict[str, Any], name: str, encoded: bytes) -> bytes:

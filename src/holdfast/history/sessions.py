@@ -41,7 +41,7 @@ def sessions(
             page = [describe(reader, row) for row in rows if not row.is_deleted]
         if not rows:
             return
-        yield from (info for info in page if _may_match(info, agent, query))
+        yield from (info for info in page if may_match(info, agent, query))
         at = rows[-1].name
 
 
@@ -89,7 +89,7 @@ def describe(reader: Reader, row: SessionRow) -> SessionInfo:
     return SessionInfo(name, agent, head, count, why, newest, operations, forked, head_seq)
 
 
-def _may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
+def may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
     """Return whether a session matches. Parts that cannot be read count as a match."""
     unknown = info.damaged is not None
     if agent not in (None, info.agent) and not (unknown and info.agent is None):

@@ -1,9 +1,13 @@
-"""Sum up tokens and cost of a session: on its path, on all branches, and of its children."""
+"""Sum up tokens and cost: of a session, of its runs and children, and of a store.
+
+Every sum is computed from the records and the journal when it is asked for; none is stored.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import UNREADABLE
@@ -15,8 +19,9 @@ from holdfast.model import Usage
 from holdfast.storage.rows import PAGE, Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from holdfast.model import Record
     from holdfast.storage.reader import Reader
 
 _TOP = b"\xff" * 9
@@ -30,7 +35,7 @@ class Totals(NamedTuple):
     inherited: Usage
     """Usage of the earlier checkpoints, in the sessions that it was forked from."""
     spent: Usage
-    """Usage of the whole session, abandoned branches included."""
+    """Usage of the whole session, abandoned branches included. `spent.by_model()` splits it."""
     children: Usage
     """Usage of its child sessions, of their child sessions, and so on."""
     runs: dict[str, Usage]
@@ -78,8 +83,8 @@ class Spent(NamedTuple):
         """Return the field for the record; an empty dict without usage and calls."""
         if self.outside == Usage() and not self.calls:
             return {}
-        calls = [[number, used.tokens, used.cost] for number, used in self.calls.items()]
-        return {"spent": [self.attempt, self.base, [self.outside.tokens, self.outside.cost], calls]}
+        calls = [[number, *records.usage_fields(used)] for number, used in self.calls.items()]
+        return {"spent": [self.attempt, self.base, records.usage_fields(self.outside), calls]}
 
     @classmethod
     def read(cls, extra: dict[str, Any]) -> Spent | None:
@@ -87,7 +92,8 @@ class Spent(NamedTuple):
         if "spent" not in extra:
             return None
         attempt, base, outside, calls = extra["spent"]
-        return cls(attempt, base, Usage(*outside), {n: Usage(*usage) for n, *usage in calls})
+        used = {number: records.read_usage(usage) for number, *usage in calls}
+        return cls(attempt, base, records.read_usage(outside), used)
 
 
 def added(usages: Iterable[Usage]) -> Usage:
@@ -95,47 +101,92 @@ def added(usages: Iterable[Usage]) -> Usage:
 
 
 def most(one: Usage, other: Usage) -> Usage:
-    """Return the larger number of tokens, and the larger cost."""
-    return Usage(max(one.tokens, other.tokens), max(one.cost, other.cost))
+    """Return the larger number of tokens, and the larger cost.
+
+    If the models differ, return the usage that cost more, because each belongs to its models.
+    """
+    if one.model != other.model or one.parts or other.parts:
+        return max(one, other, key=lambda usage: (usage.cost, usage.tokens))
+    larger = one if one.tokens >= other.tokens else other
+    return replace(larger, cost=max(one.cost, other.cost))
 
 
-def _spent(reader: Reader, number: int) -> tuple[Usage, dict[str, Usage]]:
-    """Return the usage of a session, and of each run.
+class Charge(NamedTuple):
+    """Usage that counts once, with the run that spent it (None for no run) and its time."""
+
+    run: str | None
+    usage: Usage
+    at_us: int
+
+
+def _larger(one: Charge, other: Charge) -> Charge:
+    return one._replace(usage=most(one.usage, other.usage))
+
+
+class Ledger:
+    """The usage that records and a journal contain, in the parts that count once.
 
     A call counts once, even if no checkpoint names it. Usage that belongs to no call is added again
     by each attempt at a turn. So only the attempt with the largest sum counts.
     """
-    runs: defaultdict[str | None, Usage] = defaultdict(Usage)
-    calls = _journaled(reader, number)
-    outside: defaultdict[tuple[str, int], defaultdict[int, Usage]]
-    outside = defaultdict(lambda: defaultdict(Usage))
-    for row in lineage.sound_rows(reader, number):
-        extra = row.record.extra
+
+    def __init__(self, rows: Iterable[Record], calls: dict[int, Charge]) -> None:
+        self.calls = calls
+        """By the number of the entry that began the call."""
+        self.outside: dict[tuple[str | None, int], dict[int, Charge]] = {}
+        """Usage that belongs to no call: by run and base, and then by attempt."""
+        self.plain: list[Charge] = []
+        """Usage of checkpoints that no run saved."""
+        for record in rows:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        extra, at = record.extra, record.created_us
         run, spent = extra.get("run", (None,))[0], Spent.read(extra)
         if spent is None:
-            runs[run] += Usage(*extra.get("usage", ()))
-            continue
-        outside[run, spent.base][spent.attempt] += spent.outside
-        for call, usage in spent.calls.items():
-            calls[call] = run, most(usage, calls.get(call, (run, Usage()))[1])
-    for run, usage in calls.values():
-        runs[run] += usage
-    for (run, _), attempts in outside.items():
-        runs[run] += functools.reduce(most, attempts.values())
+            if "usage" in extra:
+                self.plain.append(Charge(run, records.read_usage(extra["usage"]), at))
+            return
+        attempts = self.outside.setdefault((run, spent.base), {})
+        before = attempts.get(spent.attempt, Charge(run, Usage(), at))
+        attempts[spent.attempt] = before._replace(usage=before.usage + spent.outside)
+        for number, usage in spent.calls.items():
+            known = self.calls.get(number, Charge(run, usage, at))
+            self.calls[number] = Charge(run, most(usage, known.usage), known.at_us)
+
+    def charges(self) -> Iterator[Charge]:
+        yield from self.plain
+        yield from self.calls.values()
+        for attempts in self.outside.values():
+            yield functools.reduce(_larger, attempts.values())
+
+
+def charges(reader: Reader, number: int) -> Iterator[Charge]:
+    """Yield the usage of a session, each part of it once. Rows that cannot be read are left out."""
+    rows = (row.record for row in lineage.sound_rows(reader, number))
+    return Ledger(rows, _journaled(reader, number)).charges()
+
+
+def _spent(reader: Reader, number: int) -> tuple[Usage, dict[str, Usage]]:
+    """Return the usage of a session, and of each run."""
+    runs: defaultdict[str | None, Usage] = defaultdict(Usage)
+    for charge in charges(reader, number):
+        runs[charge.run] += charge.usage
     total = added(runs.values())
     return total, {run: usage for run, usage in runs.items() if run is not None}
 
 
-def _journaled(reader: Reader, number: int) -> dict[int, tuple[str, Usage]]:
-    """Return the run and the usage of each call whose end has some, by number."""
+def _journaled(reader: Reader, number: int) -> dict[int, Charge]:
+    """Return the usage of each call whose end has some, by number."""
     runs: dict[int, str] = {}
-    out: dict[int, tuple[str, Usage]] = {}
+    out: dict[int, Charge] = {}
     try:
         for n, facts in journals.read(reader, number):
             if facts["what"] == "started":
                 runs[n] = facts["run"]
             elif facts["what"] in ("done", "failed") and "usage" in facts and facts["of"] in runs:
-                out[facts["of"]] = runs[facts["of"]], Usage(*facts["usage"])
+                usage = records.read_usage(facts["usage"])
+                out[facts["of"]] = Charge(runs[facts["of"]], usage, facts["at"])
     except UNREADABLE:
         pass  # verify() reports it
     return out

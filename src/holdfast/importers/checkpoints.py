@@ -85,7 +85,7 @@ class CheckpointEntry(Entry):
         if foreign.totals is not None:
             before = {} if parent is None else parent.meta
             tokens, cost = [_increase(meta[name], before.get(name, 0)) for name in foreign.totals]
-            fields["usage"] = Usage(int(tokens), float(cost))
+            fields["usage"] = Usage(tokens=int(tokens), cost=float(cost))
         return Content(foreign.state, fields, foreign.agent)
 
 

@@ -16,7 +16,7 @@ from holdfast.json.shared_values import Pool
 from holdfast.model import Operation, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from holdfast.history.checkpoint import SessionInfo
     from holdfast.history.diff import Change, Comparison
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pool", "Shape", "abandoned", "changes", "check_memory", "checkpoint", "comparison", "dotted",
-    "dumps", "event", "made_call", "message_part", "operation", "parse", "path", "pending", "plan",
-    "problem", "repair", "report", "session", "stats", "to_value", "totals", "usage", "value",
-    "when",
+    "dumps", "event", "made_call", "message_part", "operation", "parse", "path", "pending",
+    "plan", "problem", "repair", "report", "session", "stats", "to_value", "totals", "usage",
+    "usage_sums", "value", "when",
 ]  # fmt: skip
 
 Shape = dict[str, Any]
@@ -98,7 +98,11 @@ def when(moment: dt.datetime) -> str:
 
 
 def usage(of: Usage) -> Shape:
-    return {"tokens": of.tokens, "cost": of.cost}
+    """Return tokens and cost; and the parts, unless only these totals are known."""
+    shape: Shape = {"tokens": of.tokens, "cost": of.cost}
+    if of.input or of.output or of.model or of.parts:
+        shape |= _fields(of, "input", "output", "cached", "reasoning", "model")
+    return shape
 
 
 _CHECKPOINT = """
@@ -189,12 +193,21 @@ def made_call(of: MadeCall) -> Shape:
 
 
 def abandoned(of: Abandoned) -> Shape:
-    return of._asdict()
+    spent = None if of.over_budget is None else of.over_budget._asdict()
+    return of._asdict() | {"over_budget": spent}
 
 
 def totals(of: Totals) -> Shape:
     runs = {run: usage(spent) for run, spent in of.runs.items()}
-    return _fields(of, "path", "inherited", "spent", "children") | {"runs": runs}
+    models = [usage(part) for part in of.spent.by_model().values()]
+    sums = _fields(of, "path", "inherited", "spent", "children")
+    return sums | {"models": models, "runs": runs}
+
+
+def usage_sums(by: str, of: Mapping[str | None, Usage]) -> Shape:
+    """Return the JSON of `store.usage(by=…)`, with the total."""
+    rows = [{"name": name, "usage": usage(spent)} for name, spent in of.items()]
+    return {"by": by, "rows": rows, "total": usage(sum(of.values(), Usage()))}
 
 
 def plan(of: Plan) -> Shape:

@@ -13,6 +13,7 @@ from holdfast.history import journal as journals
 from holdfast.history import leases, lineage
 from holdfast.history.leases import LeaseRecord
 from holdfast.log import logger
+from holdfast.runs.budget import BudgetSpent
 from holdfast.runs.resume import interrupted
 from holdfast.storage.rows import Address
 
@@ -28,7 +29,7 @@ NOT_RESUMED = (Conflict, InvalidRequest, NotFound, *UNREADABLE)
 """Errors for which an abandoned run is skipped: another worker has it, or it is damaged."""
 
 
-AbandonedState = Literal["died", "failed", "in doubt", "waiting", "halted"]
+AbandonedState = Literal["died", "failed", "in doubt", "waiting", "over budget", "halted"]
 
 
 class Abandoned(NamedTuple):
@@ -47,10 +48,12 @@ class Abandoned(NamedTuple):
     """How often the run was started or resumed."""
     state: AbandonedState
     """Why the run is not active: its process "died", an error ended it ("failed"), it stopped at a
-    call "in doubt" or at a question without an answer ("waiting"), or it was "halted" for another
-    reason."""
+    call "in doubt" or at a question without an answer ("waiting"), its budget is spent ("over
+    budget"), or it was "halted" for another reason."""
     reason: str | None
     """The error of a failed run, or the reason of a halted one. None if the process died."""
+    over_budget: BudgetSpent | None = None
+    """The limit that is spent, if the run is over budget."""
 
 
 def abandoned(reader: Reader, *, halted: bool) -> Iterator[Abandoned]:
@@ -82,10 +85,11 @@ def _abandoned(reader: Reader, lease: Lease) -> Abandoned | None:
         if interrupted(reader, lease.session, head, tip) is None:  # the head was moved since
             return None
         extra: dict[str, Any] = {} if lease.token else tip.record.extra
-        state = _why_abandoned(reader, lease, record, extra.get("status"))
+        state, over_budget = _why_abandoned(reader, lease, record, extra), BudgetSpent.read(extra)
         return Abandoned(
             records.decode_name(found.name), record.run, record.name, record.owner.host,
             record.owner.pid, record.attempt, state, extra.get("reason"),
+            over_budget,
         )  # fmt: skip
     except UNREADABLE as e:
         logger.warning("a lease cannot be read: %s", e.message)
@@ -93,16 +97,18 @@ def _abandoned(reader: Reader, lease: Lease) -> Abandoned | None:
 
 
 def _why_abandoned(
-    reader: Reader, lease: Lease, record: LeaseRecord, status: str | None
+    reader: Reader, lease: Lease, record: LeaseRecord, extra: dict[str, Any]
 ) -> AbandonedState:
     """Return why a run is not active."""
     if lease.token:  # the lease was never released
         return "died"
-    if status == "failed":
+    if extra.get("status") == "failed":
         return "failed"
     entries = journals.read(reader, lease.session, record.first)
     kinds = {call.kind for call in journals.all_calls(entries).open() if call.run == record.run}
-    return "in doubt" if kinds - {"wait"} else "waiting" if kinds else "halted"
+    if kinds:
+        return "in doubt" if kinds - {"wait"} else "waiting"
+    return "halted" if BudgetSpent.read(extra) is None else "over budget"
 
 
 def resume_all(

@@ -25,11 +25,12 @@ from holdfast.history.lineage import Parent
 from holdfast.history.token_usage import Spent, added, most
 from holdfast.history.writer import Writer
 from holdfast.log import logger
+from holdfast.runs.budget import Bill
 from holdfast.runs.heartbeat import heartbeat_of
 from holdfast.storage.changes import Change, Notes
 from holdfast.storage.contract import StaleHead
 from holdfast.storage.reader import open_reader
-from holdfast.storage.rows import PAGE, Address, CheckpointRow, LeaseRow
+from holdfast.storage.rows import PAGE, Address, LeaseRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Details
     from holdfast.model import Record, Usage
+    from holdfast.runs.budget import Budget
     from holdfast.runs.checkpoint_policy import Policy
     from holdfast.storage.reader import Reader
     from holdfast.storage.repository import Repository
@@ -74,6 +76,7 @@ class RunOptions(NamedTuple):
     state: Any = None
     takeover: bool = False
     resume: bool | None = None
+    budget: Budget | None = None
 
 
 @dataclass
@@ -97,6 +100,8 @@ class Opened:
     """Usage of calls that checkpoints of earlier attempts at this turn recorded, by number."""
     last_attempt: LastAttempt | None
     """None if no checkpoint follows the base, or if one of them cannot be read."""
+    bill: Bill | None
+    """The usage of the run so far, if it has a budget."""
 
     def state_at(self, seq: int) -> Any:
         """Return the state of a checkpoint."""
@@ -210,7 +215,7 @@ def _try_open(
 
     None means that the session has no head yet, or was changed at the same time.
     """
-    _, name, state, takeover, resume = options
+    _, name, state, takeover, resume, budget = options
     repository = target.repository
     backend = repository.backend
     with repository.reader() as reader:
@@ -245,6 +250,7 @@ def _try_open(
                 f"the run cannot be resumed: entry {journal.calls.lost[0]} of the journal is lost",
                 hint="check which calls it has made; run(resume=False) begins a new run",
             )
+        rows = [] if budget is None else [*_records(reader, number, lease.began + 1, head.last)]
         began = Address(number, lease.began if turn else base)
         source = repository.data(reader)
         try:
@@ -263,9 +269,10 @@ def _try_open(
     writer.lease, writer.head, writer.head_row = token, new, new.seal(number)
     with open_reader(backend) as reader:  # the previous holder may have begun a call since
         journal.catch_up(reader)
+    bill = None if budget is None else Bill(rows, journal.calls.attempts(), lease.run, base)
     return Opened(
         target, writer, number, token, lease, journal, before is not None, head.seq, base, turn,
-        first_state, earlier_usage, last_attempt,
+        first_state, earlier_usage, last_attempt, bill,
     )  # fmt: skip
 
 
@@ -314,11 +321,9 @@ def _attempts(
     """
     found: dict[int, Record] = {}
     if before is not None:
-        for seq, id, body in _rows(reader, number, base + 1, head.last):
-            with suppress(*UNREADABLE):
-                record = records.unseal_checkpoint(number, seq, id, body).record
-                if record.extra.get("run", (None,))[0] == before.run:
-                    found[seq] = record
+        for record in _records(reader, number, base + 1, head.last):
+            if record.extra.get("run", (None,))[0] == before.run:
+                found[record.seq] = record
     spent = {seq: Spent.read(record.extra) for seq, record in found.items()}
     earlier_usage: dict[int, Usage] = {}
     for each in spent.values():
@@ -338,9 +343,11 @@ def _attempts(
     )
 
 
-def _rows(reader: Reader, number: int, low: int, last: int) -> Iterator[CheckpointRow]:
-    """Yield rows of checkpoints, up to the first that cannot be listed."""
+def _records(reader: Reader, number: int, low: int, last: int) -> Iterator[Record]:
+    """Yield records of checkpoints that can be read, up to the first that cannot be listed."""
     with suppress(*UNREADABLE):
         while page := reader.checkpoints(number, low, last, PAGE):
-            yield from page
+            for row in page:
+                with suppress(*UNREADABLE):
+                    yield records.unseal_checkpoint(number, *row).record
             low = page[-1].seq + 1

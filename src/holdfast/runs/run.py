@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Fields
-    from holdfast.model import Usage
+    from holdfast.model import UsageFields
+    from holdfast.runs.budget import BudgetSpent
     from holdfast.runs.pending import Pending
     from holdfast.runs.run_core import Make, OnChange, OnDoubt, Requests, Verify
 
@@ -64,6 +65,11 @@ class RunHandle:
         return self._core.removed
 
     @property
+    def over_budget(self) -> BudgetSpent | None:
+        """The limit that has halted the run; None if its budget is not spent."""
+        return self._core.over_budget
+
+    @property
     def session(self) -> Any:
         """The Session that run() was called on.
 
@@ -80,14 +86,19 @@ class RunHandle:
     def state(self, state: Any) -> None:
         self._core.state = state
 
-    def add_usage(self, usage: Usage | None = None, *, tokens: int = 0, cost: float = 0.0) -> None:
+    def add_usage(self, usage: Any = None, **fields: Unpack[UsageFields]) -> None:
         """Add tokens and cost. Within a step or tool call, they belong to that call.
+
+        Give the fields of a Usage, or what Usage.of() takes, and with it `cost` and `model`:
+
+            run.add_usage(input=1200, output=80, cost=0.0021, model="gpt-5")
+            run.add_usage(response.usage, model=response.model, cost=0.0021)
 
         Usage of a call is recorded when the call ends. Other usage is saved with the next
         checkpoint. A turn that starts again adds its usage again; so only the attempt with the
         largest sum counts.
         """
-        self._core.add_usage(usage, tokens=tokens, cost=cost)
+        self._core.add_usage(usage, fields)
 
     def partials(self, key: str) -> list[Any]:
         """Return the parts that partial() has recorded for a call that was interrupted."""
@@ -169,6 +180,7 @@ class Run(RunHandle):
         """
         self._core.enter_loop()
         while limit is None or self.turn <= limit:
+            self._core.check_budget(new_turn=True)
             yield self.turn
             self._core.end_turn()
 

@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from holdfast.errors import (
     UNREADABLE,
@@ -37,10 +37,11 @@ from holdfast.format.typed_states import to_model
 from holdfast.history import checkpoint_fields as fielding
 from holdfast.history import journal as journals
 from holdfast.history.journal import WAIT, Call, Journal, ended, now_us
-from holdfast.history.token_usage import Spent, most
+from holdfast.history.token_usage import Spent, added, most
 from holdfast.log import logger
 from holdfast.model import RunMark, Status, ToolCall, Usage
 from holdfast.runs import pending as pendings
+from holdfast.runs.budget import Budget
 from holdfast.runs.checkpoint_policy import EveryN, Moment, Policy
 from holdfast.runs.messages import closed_state, tool_call
 from holdfast.runs.resume import lease_event, open_run
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Fields
+    from holdfast.model import UsageFields
+    from holdfast.runs.budget import BudgetSpent
     from holdfast.runs.checkpoint_policy import Event
     from holdfast.runs.pending import Pending
     from holdfast.runs.resume import Opened, RunOptions, RunTarget
@@ -292,6 +295,14 @@ _HALT = ("trigger", "status", "reason", "hint", "pending")
 """The fields of a checkpoint that describe a halt."""
 
 
+class OverBudget(Halt):
+    """Leaves a run whose budget is spent."""
+
+    def __init__(self, spent: BudgetSpent) -> None:
+        super().__init__(spent.summary, "run(budget=…) with a larger budget resumes it")
+        self.spent = spent
+
+
 class Prepare(NamedTuple):
     """Request to note a call as begun, or to find it recorded. The answer is the Call."""
 
@@ -360,6 +371,10 @@ class TurnUsage:
         """Return the usage of a call, and stop adding to it."""
         return self._in_progress.pop((call.run, call.number), Usage())
 
+    def unsaved(self) -> Usage:
+        """Return the usage of calls in progress."""
+        return added(self._in_progress.values())
+
     def count(self, call: Call) -> bool:
         """Count a call that ended. Return False if this turn has counted it before."""
         if call.number in self._counted:
@@ -381,6 +396,8 @@ class RunCore:
             raise InvalidRequest(f"not a policy: {policy!r}", hint="AfterToolCall(), EveryN(5), …")
         if options.name is not None:
             require_text("the name of a run", options.name)
+        if options.budget is not None and not isinstance(options.budget, Budget):
+            raise InvalidRequest(f"not a budget: {options.budget!r}", hint="Budget(cost=1.00), …")
         self.session = target.session
         self._target, self._options = target, options
         self._policy = policy or EveryN(1)
@@ -408,6 +425,7 @@ class RunCore:
         """The keys that the code has asked for in this turn."""
         self.resumed = False
         """Whether this run continues an interrupted one."""
+        self.over_budget: BudgetSpent | None = None
         self.removed: tuple[str, ...] = ()
         """Keys of recorded calls that the resumed code did not ask for again."""
 
@@ -461,6 +479,9 @@ class RunCore:
                 return False
             if error is None:
                 self._finish("completed", None, None)
+            elif isinstance(error, OverBudget):
+                self.over_budget = error.spent
+                self._finish("halted", error.reason, error.hint, error.spent.fields())
             elif isinstance(error, Halt):
                 self._finish("halted", error.reason, error.hint)
             elif isinstance(error, InDoubt):
@@ -480,13 +501,19 @@ class RunCore:
         for number in failed_calls(error, self._active.token):
             self._journal.append(ended(number, "rerun", now_us()))
 
-    def _finish(self, status: Status, reason: str | None, hint: str | None) -> None:
-        """Take the last checkpoint, which also releases the lease."""
+    def _finish(
+        self,
+        status: Status,
+        reason: str | None,
+        hint: str | None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        """Take the last checkpoint, with `more` fields. It also releases the lease."""
         complete = status == "completed"
         if complete:
             self._check_loop()
             self._report_removed(self.turn)
-        fields: Fields = {"status": status, "trigger": "run"}
+        fields = cast("Fields", {"status": status, "trigger": "run"} | (more or {}))
         if reason:
             fields["reason"] = reason
         if not complete:
@@ -619,10 +646,28 @@ class RunCore:
             self._journal.calls, self._target.name, lambda call: id(call) in begun
         )
 
-    def add_usage(self, usage: Usage | None = None, *, tokens: int = 0, cost: float = 0.0) -> None:
-        spent = Usage(*fielding.check_usage(usage or Usage(tokens, cost)))
+    def add_usage(self, usage: Any, fields: UsageFields) -> None:
+        spent = Usage.of(fields) if usage is None else Usage.of(usage, **fields)
         with self._lock:
             self._usage.add(current.get(), spent)
+
+    def check_budget(self, *, new_turn: bool = False) -> None:
+        """Raise OverBudget if the budget is spent.
+
+        Calls inside of another call of this run are exempt, because what has begun is finished. So
+        is a turn that starts again with calls to reuse, except from the limit of turns.
+        """
+        budget, opened, call = self._options.budget, self._active, current.get()
+        if budget is None or opened.bill is None or (call and call.run == opened.lease.run):
+            return
+        with self._lock:
+            calls = list(opened.journal.calls.all)
+            reused = new_turn and any(turn == self.turn for _, turn, _ in calls)
+            unsaved = self._outside() + self._usage.unsaved()
+            usage = opened.bill.total(opened.lease.attempt, unsaved)
+            spent = budget.exceeded(Usage() if reused else usage, self.turn - 1 if new_turn else 0)
+        if spent is not None:
+            raise OverBudget(spent)
 
     def take_checkpoint(self, event: str | None = None, fields: Fields | None = None) -> Checkpoint:
         with self._lock:
@@ -654,6 +699,8 @@ class RunCore:
             format_values.check(state, "state")  # raises again, with the full path
             format_values.check(fields, "fields")
             raise
+        if opened.bill is not None:
+            opened.bill.add_outside(spent.base, spent.attempt, spent.outside)
         self._parent_seq, self._usage.outside = None, Usage()
         for number in calls:
             del self._usage.ended[number]
@@ -672,7 +719,7 @@ class RunCore:
     def _is_wanted(self, event: Event) -> bool:
         return self._policy.wants(Moment(event, self.turn, time.monotonic() - self._saved_at))
 
-    def _outside(self, given: Usage | None = None) -> Usage:
+    def _outside(self, given: Any = None) -> Usage:
         """Return the usage that belongs to no call.
 
         It is zero before the loop of a resumed run that has turns: its first attempt has counted
@@ -681,7 +728,7 @@ class RunCore:
         if self.turn and not self._looping:
             return Usage()
         outside = self._usage.outside
-        return outside if given is None else outside + Usage(*fielding.check_usage(given))
+        return outside if given is None else outside + Usage.of(given)
 
     def _count(self, call: Call, *, owes: bool) -> None:
         """Let the next checkpoint record the usage of a call that ended.
@@ -788,6 +835,7 @@ class RunCore:
                     self._in_progress.pop(key, None)
                     self._count_recorded(known)
                 return known
+            self.check_budget()
             call = journal.begin(kind, id, name, digest, arguments, encoded)
         except BaseException:
             self._in_progress.pop(key, None)
@@ -864,6 +912,8 @@ class RunCore:
         """Count a call that returned or raised. A call in doubt counts only if it has usage."""
         with self._lock:
             self._in_progress.pop(call.key, None)
+            if self._opened is not None and self._opened.bill is not None:
+                self._opened.bill.add_call(call.usage)
             if not self._over and (call.status != "started" or call.usage != Usage()):
                 self._count(call, owes=call.status == "done")
 

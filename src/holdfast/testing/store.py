@@ -71,7 +71,7 @@ class StoreContract:
                 trigger="manual",
                 status="failed",
                 reason="no budget",
-                usage=Usage(1200, 0.01),
+                usage=Usage(1000, 200, cost=0.01, model="large"),
                 pending=[ToolCall("c1", "search", {"q": [1]}, {"n": 1})],
                 hint="ask first",
                 meta={"user": "u1", "deep": {"x": (1,)}},
@@ -85,7 +85,10 @@ class StoreContract:
                 equal(
                     (found.trigger, found.status, found.reason), ("manual", "failed", "no budget")
                 )
-                equal((found.usage, found.hint), (Usage(1200, 0.01), "ask first"))
+                equal(
+                    (found.usage, found.hint),
+                    (Usage(1000, 200, cost=0.01, model="large"), "ask first"),
+                )
                 equal(found.pending, (ToolCall("c1", "search", {"q": [1]}, {"n": 1}),))
                 equal(found.meta, {"user": "u1", "deep": {"x": (1,)}})
                 equal((found.agent, found.key, found.session), ("planner", "ext-1", "s"))

@@ -101,7 +101,7 @@ def _interrupted(store: Store, names: set[str]) -> dict[str, str]:
     for name in names:
         with suppress(*UNREADABLE, NotFound):  # the list shows the damage of a session by itself
             run = store.session(name).abandoned()
-            if run is not None and run.state in ("died", "in doubt", "waiting"):
+            if run is not None and run.state in ("died", "in doubt", "waiting", "over budget"):
                 found[name] = run.state
     for name in islice([n for n, state in found.items() if state == "died"], _DEAD_RUNS):
         if any(each.state == "in doubt" for each in store.session(name).pending()):

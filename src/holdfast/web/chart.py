@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from holdfast import Checkpoint, Session, Store
+from holdfast import Checkpoint, Session, Store, Usage
 from holdfast.json import Shape
 from holdfast.web.params import Params
 
@@ -18,13 +18,16 @@ _KEPT = 4
 
 
 class _Point(NamedTuple):
-    """A checkpoint, with the tokens and the cost of all steps up to it."""
+    """A checkpoint, with the usage of all steps up to it."""
 
     id: str
     step: int
-    tokens: int
-    cost: float
+    usage: Usage
     size: int
+
+    def shape(self) -> Shape:
+        used = {"tokens": self.usage.tokens, "cost": self.usage.cost}
+        return {"id": self.id, "step": self.step, **used, "size": self.size}
 
 
 class _Highest(NamedTuple):
@@ -69,15 +72,14 @@ def chart(store: Store, params: Params) -> Shape:
         if c.damaged is None:
             new.append(c)
     for c in reversed(new):
-        tokens, cost = (points[-1].tokens, points[-1].cost) if points else (0, 0.0)
-        usage = c.usage
-        points.append(_Point(c.id, c.step, tokens + usage.tokens, cost + usage.cost, c.size))
+        before = points[-1].usage if points else Usage()
+        points.append(_Point(c.id, c.step, before + c.usage, c.size))
     if new:
         kept.points = points
     some = points[:: max(len(points) // _POINTS, 1)]
     if points and some[-1] is not points[-1]:
         some.append(points[-1])
-    return {"points": [point._asdict() for point in some]}
+    return {"points": [point.shape() for point in some]}
 
 
 def highest_usage(store: Store, session: Session) -> Shape:

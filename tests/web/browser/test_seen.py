@@ -64,7 +64,7 @@ def full(store: holdfast.Store) -> str:
     wide = "w" * 400
     session.append(
         "messages", {"role": "assistant", "content": f"`{wide}` and {wide}"}, label=wide,
-        tags=[wide], usage=Usage(10**9, 10**6), reason=wide, meta={wide: wide},
+        tags=[wide], usage=Usage(tokens=10**9, cost=10**6), reason=wide, meta={wide: wide},
     )  # fmt: skip
     session.patch(set={wide: {wide: [wide, {"deep": wide}]}})
     session.fork(f"{session.name}-{wide}"[:200])

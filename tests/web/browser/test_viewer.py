@@ -98,10 +98,11 @@ BANNERS = {
     "halted": "The run was halted. Attempt 1.enough for today",
     "in doubt": "The run has stopped at a call that is in doubt.",
     "waiting": "The run waits for an answer.",
+    "over budget": "The run was halted: its budget is spent. Attempt 1.over budget: $0.5 of $0.25",
 }
 
 
-def test_five_ways_to_leave_a_run(store: holdfast.Store, look: Look) -> None:
+def test_six_ways_to_leave_a_run(store: holdfast.Store, look: Look) -> None:
     leave_all(store)
     for name, banner in BANNERS.items():
         viewer = look(store, f"s={name}&t=run")
@@ -496,9 +497,9 @@ def test_what_is_active_is_in_sight_of_many_sessions(memory: Home, look: Look) -
 
 def test_bars_are_to_the_scale_of_the_whole_session(memory: Home, look: Look) -> None:
     session = memory.session("s")
-    session.save({}, usage=Usage(10_000, 4.0))
+    session.save({}, usage=Usage(tokens=10_000, cost=4.0))
     for n in range(250):
-        session.save({"n": n}, usage=Usage(1_000, 0.4))
+        session.save({"n": n}, usage=Usage(tokens=1_000, cost=0.4))
     viewer = look(memory.store, "s=s")
     for kind in ("tokens", "cost"):
         fill = viewer.chosen.locator(f".bar.{kind} .fill")

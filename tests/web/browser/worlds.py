@@ -29,7 +29,9 @@ def trip(store: holdfast.Store) -> holdfast.Session:
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "HF 204, 210 EUR"}
     session.append("messages", answer, label="flight found")
     for n in range(3):
-        session.append("messages", said("assistant", f"Detour {n}"), usage=Usage(4000 * n, 0.2))
+        session.append(
+            "messages", said("assistant", f"Detour {n}"), usage=Usage(tokens=4000 * n, cost=0.2)
+        )
     session.save(
         {"messages": [], "plan": {}}, label="forgot everything", status="failed", reason="oops"
     )

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast import Store
+from holdfast import Store, Usage
 from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
@@ -345,7 +345,8 @@ class _ClaudeTranscript(Transcript):
         self._counted[answer] = most, paid + extra
         if any(more) or extra:
             spent = dict(zip(_TOKENS, more, strict=True))
-            conversation.note(Note(line.number, cost=extra, spent=spent, tokens=sum(more)))
+            usage = Usage.of(spent, cost=extra, model=name_in(line.message, "model"))
+            conversation.note(Note(line.number, spent=spent, usage=usage))
 
 
 def _facts(line: _Line) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import re
 from typing import Any
 
-from holdfast import Store
+from holdfast import Store, Usage
 from holdfast.importers.save import ImportResult
 from holdfast.importers.transcripts.conversation import Item, Note, Turn
 from holdfast.importers.transcripts.reader import (
@@ -236,7 +236,12 @@ class _Rollout(Transcript):
         self._in_copy = False
         if any(more):
             spent = dict(zip(_TOKENS, more, strict=True))
-            self._conversation.note(Note(number, spent=spent, tokens=more[-1]))
+            input, cached, output, reasoning, sum_ = more
+            usage = Usage(
+                input, output, min(cached, input), min(reasoning, output),
+                tokens=max(sum_, input + output), model=name_in(self._context, "model"),
+            )  # fmt: skip
+            self._conversation.note(Note(number, spent=spent, usage=usage))
 
     def _is_copied(self, data: dict[str, Any]) -> bool:
         """Return whether a line was copied from the session that this one comes from.

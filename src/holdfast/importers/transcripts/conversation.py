@@ -34,10 +34,9 @@ class Note(NamedTuple):
     kept: Any = None
     """The line itself, if it is kept."""
     size: int = 0
-    cost: float = 0.0
     spent: dict[str, int] | None = None
     """Tokens by the names that the source has for them."""
-    tokens: int = 0
+    usage: Usage = Usage()
 
 
 @dataclass(slots=True)
@@ -222,7 +221,7 @@ class TurnEntry(Entry):
             fields["trigger"] = _BEGINNING
         elif self.compacts:
             fields["trigger"] = "compaction"
-        usage = Usage(sum(note.tokens for note in notes), sum(note.cost for note in notes))
+        usage = sum((note.usage for note in notes), Usage())
         if usage != Usage():
             fields["usage"] = usage
         if self.turn is not None:

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast import Store
+from holdfast import Store, Usage
+from holdfast.errors import InvalidRequest
 from holdfast.importers.save import Import, ImportResult
 from holdfast.importers.transcripts.conversation import Conversation, Item, Note
 from holdfast.importers.transcripts.reader import Recorded, name_in, token_count
@@ -88,7 +89,7 @@ def _conversation(data: Any, where: str, default: str, findings: Findings) -> Re
         hashed = turn.next_digest(digest(message))
         conversation.add(turn, Item(number, hashed[:32], hashed, message, {}))
         try:
-            _count_usage(conversation, number, message)
+            _count_usage(conversation, number, message, name_in(facts, "model"))
         except Unsound as e:
             findings.skip(conversation.place(number), f"its usage is not counted: {e}")
     if not conversation.turns:
@@ -110,13 +111,19 @@ def _role(message: Any) -> str:
     return role
 
 
-def _count_usage(conversation: Conversation, number: int, message: dict[str, Any]) -> None:
+def _count_usage(
+    conversation: Conversation, number: int, message: dict[str, Any], model: str | None
+) -> None:
     """Note the usage of a message, if the message has one. Raises Unsound."""
     usage = message.get("usage")
     if usage is None:
         return
     fields = Document(usage, "usage").rest()
     spent = {name: token_count(fields, name) for name in _TOKENS}
-    tokens = spent["total_tokens"] or spent["prompt_tokens"] + spent["completion_tokens"]
-    if tokens:
-        conversation.note(Note(number, spent=spent, tokens=tokens))
+    if not any(spent.values()):
+        return
+    try:
+        found = Usage.of(fields, model=name_in(message, "model") or model)
+    except InvalidRequest as e:
+        raise Unsound(e.message) from e
+    conversation.note(Note(number, spent=spent, usage=found))

@@ -25,10 +25,11 @@ function standing(run) {
     failed: "The run failed.",
     "in doubt": "The run has stopped at a call that is in doubt.",
     waiting: "The run waits for an answer.",
+    "over budget": "The run was halted: its budget is spent.",
     halted: "The run was halted.",
   }[run.state];
-  const calm = run.state === "halted" || run.state === "waiting";
-  const tells = run.reason && (run.state === "failed" || run.state === "halted");
+  const calm = ["halted", "waiting", "over budget"].includes(run.state);
+  const tells = run.reason && ["failed", "halted", "over budget"].includes(run.state);
   return el("div", { class: calm ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
     tells && el("p", { class: "reason" }, valueNode(run.reason)),
     el("p", { class: "quiet" }, "Go on with ", el("code", {}, commandLine("resume", run.session)), " or session.run() in your program."));

@@ -7,7 +7,7 @@ const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle
 const AGES = [[60, "s"], [60, "min"], [24, "h"], [60, "d"]];
 const SIZES = ["KB", "MB", "GB", "TB"];
 const PROGRAM = ["holdfast"];
-const STATUS_WORDS = { in_progress: "in progress", completed: "completed", failed: "failed", halted: "halted", died: "its run died", waiting: "waiting for an answer", "in doubt": "in doubt: nothing says whether a call was done" };
+const STATUS_WORDS = { in_progress: "in progress", completed: "completed", failed: "failed", halted: "halted", died: "its run died", "over budget": "over budget", waiting: "waiting for an answer", "in doubt": "in doubt: nothing says whether a call was done" };
 
 export function grouped(number) {
   return GROUPED.format(number);
