@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ class Agent:
 
     def __call__(self, run: holdfast.Run) -> None:
         for turn in run.turns(limit=5):
-            run.step("model", lambda turn=turn: self._model(run, turn))
+            run.step("model", partial(self._model, run, turn))
             if self.outside:
                 run.add_usage(STEP)
             if turn == self.crash_at and not run.resumed:
@@ -141,7 +142,7 @@ def test_a_turn_that_only_repeats_calls_is_completed(memory: Home) -> None:
 
     def one_turn(run: holdfast.Run) -> None:
         for turn in run.turns(limit=1):
-            run.state["reply"] = run.step("model", lambda turn=turn: agent._model(run, turn))
+            run.state["reply"] = run.step("model", partial(agent._model, run, turn))
             if not run.resumed:
                 raise Crash
 

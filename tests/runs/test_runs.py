@@ -1334,7 +1334,7 @@ def test_a_resolution_is_for_the_attempt_that_was_listed(
     if doubted:
         in_doubt(home)
     else:
-        Worker(home.session())(lambda worker, run: run.tool(DOUBTED, lambda **_: "paid"))
+        Worker(home.session())(lambda _, run: print(run.tool(DOUBTED, lambda **_: "paid")))
     before = home.session().calls()
     with pytest.raises(AlreadyDecided) as told:
         home.another().session("s").resolve(left, **how)
@@ -1966,10 +1966,8 @@ def test_bad_policies() -> None:
 def test_parallel_steps(home: Home) -> None:
     def body(worker: Worker, run: holdfast.Run) -> None:
         with ThreadPoolExecutor(8) as pool:
-            futures = [
-                pool.submit(run.step, "part", worker.effect, n, key=f"part {n}") for n in range(24)
-            ]
-            run.state["parts"] = [future.result() for future in futures]
+            part = lambda n: run.step("part", worker.effect, n, key=f"part {n}")  # noqa: E731
+            run.state["parts"] = [*pool.map(part, range(24))]
         if not run.resumed:
             raise Crash
 
@@ -2118,7 +2116,7 @@ def test_gc_keeps_what_an_open_run_called_outside_of_turns(home: Home) -> None:
         with session.run() as run:
             run.state["plan"] = run.step("plan", plan)
             for turn in run.turns(limit=last):
-                run.step("act", lambda turn=turn: made.append(turn))
+                run.step("act", made.append, turn)
                 if turn == 5 and last == 9:
                     raise RuntimeError("stopped")
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 import signal
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast.runs.run import Run, RunHandle
 from holdfast.runs.run_core import (
@@ -28,26 +28,16 @@ from holdfast.runs.run_core import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-    from typing import Self
+    from typing import Self, Unpack
 
     from holdfast.history.journal import Call
     from holdfast.runs.pending import Pending
-    from holdfast.runs.run_core import Make, Requests, Verify
+    from holdfast.runs.run_core import CallOptions, Make, Model, Requests, StepGiven, Verify
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _carried_out(
-    method: Callable[Concatenate[Any, P], Any],
-) -> Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, Any]]:
-    """Return an async version of a method of Run that ends with `_carry_out`."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return await method(self, *args, **kwargs)  # its `_carry_out` is a coroutine function
-
-    return call
+M = TypeVar("M")
+Args = TypeVarTuple("Args")
 
 
 def _in_worker(
@@ -124,8 +114,92 @@ class AsyncRun(RunHandle):
             yield self.turn
             await self._work(self._core.end_turn)
 
-    step = _carried_out(Run.step)
-    tool = _carried_out(Run.tool)
+    # These are the overloads of Run, for functions and for coroutine functions.
+
+    @overload
+    async def step(
+        self, name: str, fn: Callable[[*Args], Any], /, *args: *Args,
+        as_: type[M], **options: Unpack[StepGiven],
+    ) -> M: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, fn: Callable[P, Awaitable[Model] | Model], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, fn: Callable[[*Args], Awaitable[Model] | Model], /, *args: *Args,
+        **options: Unpack[StepGiven],
+    ) -> Any: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(
+        self, name: str, fn: Callable[[*Args], Awaitable[T]], /, *args: *Args,
+        **options: Unpack[StepGiven],
+    ) -> T: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(
+        self, name: str, fn: Callable[[*Args], T], /, *args: *Args, **options: Unpack[StepGiven]
+    ) -> T: ...
+    async def step(  # type: ignore[misc]
+        self, name: str, fn: Callable[..., Any], /, *args: Any, **given: Any
+    ) -> Any:
+        """Call `fn` as a step, and return its result; see Run.step."""
+        return await Run.step(cast("Any", self), name, fn, *args, **given)
+
+    @overload
+    async def tool(
+        self, call: Any, fn: Callable[..., Any], *, as_: type[M], **options: Unpack[CallOptions]
+    ) -> M: ...
+    @overload
+    async def tool(
+        self, call: Any, fn: Callable[..., Awaitable[Model] | Model],
+        **options: Unpack[CallOptions],
+    ) -> Any: ...  # fmt: skip
+    @overload
+    async def tool(
+        self, call: Any, fn: Callable[..., Awaitable[T]], **options: Unpack[CallOptions]
+    ) -> T: ...
+    @overload
+    async def tool(self, call: Any, fn: Callable[..., T], **options: Unpack[CallOptions]) -> T: ...
+    async def tool(self, call: Any, fn: Callable[..., Any], **given: Any) -> Any:
+        """Make a tool call, and return its result; see Run.tool."""
+        return await Run.tool(cast("Any", self), call, fn, **given)
+
+    @overload
+    def durable(
+        self, fn: Callable[P, Awaitable[Model] | Model], *, name: str | None = None,
+        **options: Unpack[StepGiven],
+    ) -> Callable[P, Coroutine[Any, Any, Any]]: ...  # fmt: skip
+    @overload
+    def durable(
+        self, fn: Callable[P, Awaitable[T]], *, name: str | None = None,
+        **options: Unpack[StepGiven],
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...  # fmt: skip
+    @overload
+    def durable(
+        self, fn: Callable[P, T], *, name: str | None = None, **options: Unpack[StepGiven]
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def durable(
+        self, fn: None = None, *, as_: type[M], name: str | None = None,
+        **options: Unpack[StepGiven],
+    ) -> Callable[[Callable[P, Any]], Callable[P, Coroutine[Any, Any, M]]]: ...  # fmt: skip
+    @overload
+    def durable(
+        self, fn: None = None, *, name: str | None = None, **options: Unpack[StepGiven]
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
+    def durable(self, fn: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Make a function whose every call is a step; see Run.durable."""
+        return self._decorate(fn, name, options)
+
     checkpoint = _in_worker(Run.checkpoint)
     partial = _in_worker(Run.partial)
     wait_for = _in_worker(Run.wait_for)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
 from holdfast.runs.run_core import (
     Halt,
@@ -28,9 +28,21 @@ if TYPE_CHECKING:
     from holdfast.model import UsageFields
     from holdfast.runs.budget import BudgetSpent
     from holdfast.runs.pending import Pending
-    from holdfast.runs.run_core import Make, OnChange, OnDoubt, Requests, Verify
+    from holdfast.runs.run_core import (
+        CallOptions,
+        Make,
+        Model,
+        OnChange,
+        OnDoubt,
+        Requests,
+        StepGiven,
+        Verify,
+    )
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M")
+Args = TypeVarTuple("Args")
 
 
 class RunHandle:
@@ -104,15 +116,8 @@ class RunHandle:
         """Return the parts that partial() has recorded for a call that was interrupted."""
         return self._core.partials(key)
 
-    @overload
-    def durable(self, fn: _F) -> _F: ...
-    @overload
-    def durable(self, fn: None = None, **options: Any) -> Callable[[_F], _F]: ...
-    def durable(self, fn: Any = None, *, name: str | None = None, **given: Any) -> Any:
-        """Make a function whose every call is a step: `@run.durable` or `@run.durable(…)`.
-
-        The options are those of step(). `name` defaults to the name of the function.
-        """
+    def _decorate(self, fn: Any, name: str | None, given: dict[str, Any]) -> Any:
+        """Return `fn` as a durable function, or a decorator if `fn` is None."""
         options = StepOptions(**given)
 
         def decorate(function: Any) -> Any:
@@ -184,11 +189,33 @@ class Run(RunHandle):
             yield self.turn
             self._core.end_turn()
 
+    # A type checker cannot tell options from the keyword arguments of a function. So the overloads
+    # take keyword arguments only without options.
+
+    @overload
     def step(
+        self, name: str, fn: Callable[[*Args], Any], /, *args: *Args,
+        as_: type[M], **options: Unpack[StepGiven],
+    ) -> M: ...  # fmt: skip
+    @overload
+    def step(
+        self, name: str, fn: Callable[P, Model], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Any: ...
+    @overload
+    def step(
+        self, name: str, fn: Callable[[*Args], Model], /, *args: *Args, **options: Unpack[StepGiven]
+    ) -> Any: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def step(
+        self, name: str, fn: Callable[[*Args], T], /, *args: *Args, **options: Unpack[StepGiven]
+    ) -> T: ...
+    def step(  # type: ignore[misc]
         self,
-        /,
         name: str,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         on_doubt: OnDoubt = "rerun",
         on_change: OnChange = "raise",
@@ -220,6 +247,14 @@ class Run(RunHandle):
         options = StepOptions(on_doubt, on_change, key, retries, verify, as_)
         return self._carry_out(self._core.step(name, fn, args, kwargs, options))
 
+    @overload
+    def tool(
+        self, call: Any, fn: Callable[..., Any], *, as_: type[M], **options: Unpack[CallOptions]
+    ) -> M: ...
+    @overload
+    def tool(self, call: Any, fn: Callable[..., Model], **options: Unpack[CallOptions]) -> Any: ...
+    @overload
+    def tool(self, call: Any, fn: Callable[..., T], **options: Unpack[CallOptions]) -> T: ...
     def tool(
         self,
         call: Any,
@@ -241,6 +276,30 @@ class Run(RunHandle):
         """
         options = StepOptions(on_doubt, on_change, None, retries, verify, as_)
         return self._carry_out(self._core.tool(call, fn, options))
+
+    @overload
+    def durable(
+        self, fn: Callable[P, Model], *, name: str | None = None, **options: Unpack[StepGiven]
+    ) -> Callable[P, Any]: ...
+    @overload
+    def durable(
+        self, fn: Callable[P, T], *, name: str | None = None, **options: Unpack[StepGiven]
+    ) -> Callable[P, T]: ...
+    @overload
+    def durable(
+        self, fn: None = None, *, as_: type[M], name: str | None = None,
+        **options: Unpack[StepGiven],
+    ) -> Callable[[Callable[P, Any]], Callable[P, M]]: ...  # fmt: skip
+    @overload
+    def durable(
+        self, fn: None = None, *, name: str | None = None, **options: Unpack[StepGiven]
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    def durable(self, fn: Any = None, *, name: str | None = None, **options: Any) -> Any:
+        """Make a function whose every call is a step: `@run.durable` or `@run.durable(…)`.
+
+        The options are those of step(). `name` defaults to the name of the function.
+        """
+        return self._decorate(fn, name, options)
 
     def _durable(self, function: Any, name: str, options: StepOptions) -> Any:
         @functools.wraps(function)

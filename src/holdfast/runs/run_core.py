@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, cast
 
 from holdfast.errors import (
     UNREADABLE,
@@ -76,6 +76,31 @@ class Done:
 if TYPE_CHECKING:
     Verify = Callable[[str], Done | Awaitable[Done | None] | None]
     """Decides about a call in doubt. Only an AsyncRun takes a coroutine function."""
+
+
+if TYPE_CHECKING:
+
+    class _Dataclass(Protocol):
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    class _Pydantic(Protocol):
+        def model_dump(self) -> Any: ...
+
+    Model = _Dataclass | _Pydantic
+    """A result that is recorded as plain data, so that its type is not the one of the function."""
+
+    class CallOptions(TypedDict, total=False):
+        """The options of a tool call, for type checkers; see Run.step."""
+
+        on_doubt: OnDoubt
+        on_change: OnChange
+        retries: int | Retries | None
+        verify: Verify | None
+
+    class StepGiven(CallOptions, total=False):
+        """The options of a step, for type checkers; see Run.step."""
+
+        key: str | None
 
 
 class StepOptions(NamedTuple):
