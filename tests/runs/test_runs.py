@@ -15,6 +15,7 @@ from enum import Enum
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -585,13 +586,13 @@ def failing(error: BaseException) -> Any:
     raise error
 
 
-def raised_again(home: Home, error: Exception) -> tuple[Exception, Exception]:
+def raised_again(home: Home, error: Exception, **options: Any) -> tuple[Exception, Exception]:
     """What the code catches, the first time and after a crash."""
     caught: list[Exception] = []
 
     def body(worker: Worker, run: holdfast.Run) -> None:
         try:
-            run.step("bad", lambda: failing(error))
+            run.step("bad", lambda: failing(error), **options)
         except Exception as e:
             caught.append(e)
         if not run.resumed:
@@ -624,6 +625,61 @@ def test_another_exception_comes_back_as_step_failed(home: Home, error: Any) -> 
     assert (second.message, second.__cause__) == (first.args[0], None)
 
 
+class NoSeats(Exception):
+    """An error whose `__init__` takes other arguments than the exception has."""
+
+    def __init__(self, flight: str, *, left: Any) -> None:
+        super().__init__(f"no seats on {flight}")
+        self.flight, self.left = flight, left
+
+
+class NoSeatsAtAll(NoSeats):
+    pass
+
+
+@pytest.mark.parametrize("home", ["memory", "sqlite"], indirect=True)
+@pytest.mark.parametrize("errors", [NoSeats, (KeyError, NoSeats), Exception])
+@pytest.mark.parametrize("kind", [NoSeats, NoSeatsAtAll])
+def test_an_exception_of_a_named_class_comes_back_as_itself(
+    home: Home, kind: type[NoSeats], errors: Any
+) -> None:
+    mine = object()
+    _, second = raised_again(home, kind("LX1", left=[0, 1]), errors=errors)
+    assert type(second) is kind
+    assert (second.args, second.flight, second.left) == (("no seats on LX1",), "LX1", [0, 1])
+    assert isinstance(second.__cause__, StepFailed)
+    assert second.__cause__.message == str(second) == "no seats on LX1"
+    third = kind("LX1", left=mine)
+    runs_run.mark_failure(third, b"", 1)  # as the step within another one does
+    held = runs_run.error_to_facts(third, errors)
+    assert held["attributes"] == {"flight": "LX1", "left": str(mine)}
+
+
+@pytest.mark.parametrize("home", ["memory"], indirect=True)
+def test_a_class_that_is_not_named_any_more(home: Home) -> None:
+    """Not even a class that has the name of a builtin one becomes that one."""
+    for name in ("NoSeats", "UnicodeError"):
+        kind: Any = type(name, (Exception,), {})
+        facts = runs_run.error_to_facts(kind("none"), kind)
+        assert type(runs_run.error_from_facts(facts, kind)) is kind
+        for errors in ((), (KeyError,)):
+            assert type(runs_run.error_from_facts(facts, errors)) is StepFailed
+    group = ExceptionGroup("all", [NoSeats("LX1", left=0), Odd("odd")])
+    again = raised_again(home, group, errors=NoSeats)[1]
+    assert isinstance(again, ExceptionGroup)
+    kinds: list[Any] = [type(each) for each in again.exceptions]
+    assert kinds == [NoSeats, StepFailed]
+
+
+@pytest.mark.parametrize(
+    "errors", [3, "NoSeats", (KeyError, "x"), BaseException, NoSeats("", left=0)]
+)
+def test_bad_classes_of_errors(memory: Home, errors: Any) -> None:
+    with memory.session().run() as run, pytest.raises(InvalidRequest):
+        run.step("bad", lambda: 1, errors=errors)
+    assert memory.session().calls() == []
+
+
 @pytest.mark.parametrize("home", ["memory"], indirect=True)
 def test_an_exception_that_cannot_be_made_again(home: Home) -> None:
     error = UnicodeDecodeError("utf-8", b"", 0, 1, "wrong")
@@ -649,13 +705,17 @@ def test_an_exception_comes_back_in_asyncio(home: Home) -> None:
         async with session.run() as run:
             with pytest.raises(ValueError, match="no such flight"):
                 await run.step("bad", lambda: failing(ValueError("no such flight")))
+            with pytest.raises(NoSeats) as caught:
+                await run.step("worse", lambda: failing(NoSeats("LX1", left=0)), errors=NoSeats)
+            assert caught.value.flight == "LX1"
+            assert isinstance(caught.value.__cause__, StepFailed if run.resumed else NoneType)
             await run.wait_for("approval")
 
     async def both() -> None:
         session = await AsyncStore(home.store, Workers(2)).session("s")
         await body(session)
         await body(session)
-        assert [call.success for call in await session.calls()] == [False, None]
+        assert [call.success for call in await session.calls()] == [False, False, None]
 
     asyncio.run(both())
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runs.pending import Pending
     from holdfast.runs.run_core import (
         CallOptions,
+        Errors,
         Make,
         Model,
         OnChange,
@@ -189,8 +190,8 @@ class Run(RunHandle):
             yield self.turn
             self._core.end_turn()
 
-    # A type checker cannot tell options from the keyword arguments of a function. So the overloads
-    # take keyword arguments only without options.
+    # In typing, keyword arguments of a function cannot stand beside options. So the overloads with
+    # options take only positional arguments.
 
     @overload
     def step(
@@ -223,6 +224,7 @@ class Run(RunHandle):
         retries: int | Retries | None = None,
         verify: Verify | None = None,
         as_: type[Any] | None = None,
+        errors: Errors = (),
         **kwargs: Any,
     ) -> Any:
         """Call `fn(*args, **kwargs)` as a step, record its result, and return it.
@@ -230,8 +232,9 @@ class Run(RunHandle):
         After a crash, the recorded result is returned and `fn` is not called again. The result is
         always returned as it is recorded, also the first time: models and dataclasses become plain
         data, or an object of type `as_`. An error of `fn` is recorded, too. If it ends the run, the
-        resumed run makes the call again; if the code handled it, the resumed run raises it again,
-        as a builtin exception or StepFailed.
+        resumed run makes the call again; if the code handled it, the resumed run raises it again.
+        Builtin exceptions, and those of the classes `errors` and their subclasses, then come back
+        as themselves, with a StepFailed as their `__cause__`. All others become a StepFailed.
 
         `key` identifies the step within the turn. The default is its name with a number, such as
         "ask#1", so steps in several threads or tasks need keys. `retries` is the number of
@@ -244,7 +247,7 @@ class Run(RunHandle):
         again, "skip" returns None, and "ask" raises InDoubt, which halts the run until
         session.resolve() decides.
         """
-        options = StepOptions(on_doubt, on_change, key, retries, verify, as_)
+        options = StepOptions(on_doubt, on_change, key, retries, verify, as_, errors)
         return self._carry_out(self._core.step(name, fn, args, kwargs, options))
 
     @overload
@@ -265,6 +268,7 @@ class Run(RunHandle):
         retries: int | Retries | None = None,
         verify: Verify | None = None,
         as_: type[Any] | None = None,
+        errors: Errors = (),
     ) -> Any:
         """Make a tool call that a model has asked for, and return its result.
 
@@ -274,7 +278,7 @@ class Run(RunHandle):
         not valid JSON; then nothing was called. The other options are those of step(), but
         `on_doubt` defaults to "ask".
         """
-        options = StepOptions(on_doubt, on_change, None, retries, verify, as_)
+        options = StepOptions(on_doubt, on_change, None, retries, verify, as_, errors)
         return self._carry_out(self._core.tool(call, fn, options))
 
     @overload

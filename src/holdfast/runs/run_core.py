@@ -47,7 +47,7 @@ from holdfast.runs.messages import closed_state, tool_call
 from holdfast.runs.resume import lease_event, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterator
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.history.checkpoint_fields import Fields
@@ -76,6 +76,8 @@ class Done:
 if TYPE_CHECKING:
     Verify = Callable[[str], Done | Awaitable[Done | None] | None]
     """Decides about a call in doubt. Only an AsyncRun takes a coroutine function."""
+    Errors = type[Exception] | tuple[type[Exception], ...]
+    """Classes of errors that come back from the journal as themselves."""
 
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
         on_change: OnChange
         retries: int | Retries | None
         verify: Verify | None
+        errors: Errors
 
     class StepGiven(CallOptions, total=False):
         """The options of a step, for type checkers; see Run.step."""
@@ -112,6 +115,7 @@ class StepOptions(NamedTuple):
     retries: Any = None
     verify: Any = None
     as_: type[Any] | None = None
+    errors: Errors = ()
 
 
 def bind(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
@@ -141,6 +145,13 @@ def check_options(name: str, key: str | None, options: StepOptions) -> None:
         raise InvalidRequest(f"unknown on_doubt {options.on_doubt!r}", hint=", ".join(_ON_DOUBT))
     if options.on_change not in _ON_CHANGE:
         raise InvalidRequest(f"unknown on_change {options.on_change!r}", hint=", ".join(_ON_CHANGE))
+    for kind in _classes(options.errors):
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidRequest(f"errors= takes classes of exceptions, not {kind!r}")
+
+
+def _classes(errors: Errors) -> tuple[type[Exception], ...]:
+    return errors if isinstance(errors, tuple) else (errors,)
 
 
 _MARK = "_holdfast_call"
@@ -177,15 +188,25 @@ def failed_calls(error: BaseException, token: bytes) -> Iterator[int]:
         open_.append(each.__cause__ or each.__context__)
 
 
-def error_to_facts(error: Exception) -> dict[str, Any]:
-    """Return the facts of an error for the journal. Only builtin exceptions get `args`."""
+def error_to_facts(error: Exception, errors: Errors = ()) -> dict[str, Any]:
+    """Return the facts of an error for the journal.
+
+    Builtin exceptions and those of the classes `errors` get `args`, the latter also `attributes`.
+    """
     kind = type(error)
     facts: dict[str, Any] = {"error": str(error), "type": kind.__name__}
-    if getattr(builtins, kind.__name__, None) is kind:
-        if isinstance(error, ExceptionGroup):
-            facts["args"] = [error.message, [error_to_facts(each) for each in error.exceptions]]
-        else:  # __reduce__ also gives the file name of an OSError; error.args does not
-            facts["args"] = [_storable(each) for each in error.__reduce__()[1]]
+    builtin = getattr(builtins, kind.__name__, None) is kind
+    if not builtin and not isinstance(error, errors):
+        return facts
+    if isinstance(error, ExceptionGroup):
+        inner = [error_to_facts(each, errors) for each in error.exceptions]
+        facts["args"] = [error.message, inner]
+    else:  # __reduce__ also gives the file name of an OSError; error.args does not
+        args = error.__reduce__()[1] if builtin else error.args
+        facts["args"] = [_storable(each) for each in args]
+    if not builtin:
+        own = {name: value for name, value in vars(error).items() if name != _MARK}
+        facts["attributes"] = {name: _storable(value) for name, value in own.items()}
     return facts
 
 
@@ -198,20 +219,38 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def error_from_facts(facts: dict[str, Any]) -> Exception:
-    """Return the builtin exception, with a StepFailed as its cause, or else a StepFailed."""
+def error_from_facts(facts: dict[str, Any], errors: Errors = ()) -> Exception:
+    """Return an exception of its own class, with a StepFailed as its cause, or else a StepFailed.
+
+    The class is a builtin one, or one of the classes `errors` or a subclass of one. `__init__` of
+    the latter is not called, because its arguments need not be those of the exception.
+    """
     failed, args = StepFailed(facts["error"]), facts.get("args")
-    kind = getattr(builtins, facts["type"], None)
+    attributes = facts.get("attributes")
+    named = None if attributes is None else _subclass(facts["type"], _classes(errors))
+    kind = getattr(builtins, facts["type"], None) if attributes is None else named
     if args is None or kind is None:  # the exception may be new in a later version of Python
         return failed
-    if kind is ExceptionGroup:
-        args = [args[0], [error_from_facts(each) for each in args[1]]]
+    if issubclass(kind, ExceptionGroup):
+        args = [args[0], [error_from_facts(each, errors) for each in args[1]]]
     try:
-        error: Exception = kind(*args)
+        error: Exception = kind(*args) if named is None else kind.__new__(kind, *args)
     except TypeError:  # its args were changed after it was created
         return failed
+    vars(error).update(attributes or {})
     error.__cause__ = failed
     return error
+
+
+def _subclass(name: str, kinds: Iterable[type[Exception]]) -> type[Exception] | None:
+    """Return the class of this name among `kinds` and their subclasses, nearest first."""
+    kinds = list(kinds)
+    while kinds:
+        for kind in kinds:
+            if kind.__name__ == name:
+                return kind
+        kinds = [each for kind in kinds for each in kind.__subclasses__()]
+    return None
 
 
 def update_in_place(old: Any, new: Any) -> Any:
@@ -812,14 +851,14 @@ class RunCore:
         """
         call: Call = yield Prepare(kind, name, key, arguments, options)
         if call.status != "started":
-            return self._recorded(call, options.as_)
+            return self._recorded(call, options)
         token = current.set(call)
         try:
             made: Made = yield Make(fn, options.retries)
         finally:
             current.reset(token)
         if made.error is not None:
-            yield Write(self.fail, (call, made.error))
+            yield Write(self.fail, (call, made.error, options.errors))
             return made
         return Made((yield Write(self.succeed, (call, made.result, options.as_))))
 
@@ -894,13 +933,13 @@ class RunCore:
         ordinal = self._ordinals[turn, name] = self._ordinals.get((turn, name), 0) + 1
         return f"{name}#{ordinal}"
 
-    def _recorded(self, call: Call, as_: type[Any] | None) -> Made:
+    def _recorded(self, call: Call, options: StepOptions) -> Made:
         """Return the recorded result or error of a call."""
         if call.failure is not None:
-            error = error_from_facts(call.failure)
+            error = error_from_facts(call.failure, options.errors)
             mark_failure(error, self._active.token, call.number)
             return Made(None, error)
-        kept = journals.fresh(call.result)
+        kept, as_ = journals.fresh(call.result), options.as_
         return Made(kept if as_ is None or kept is None else to_model(kept, as_))
 
     def succeed(self, call: Call, result: Any, as_: type[Any] | None) -> Any:
@@ -915,15 +954,15 @@ class RunCore:
             self._end(call)
         return kept if as_ is None or kept is None else to_model(kept, as_)
 
-    def fail(self, call: Call, error: BaseException) -> None:
-        """Record the error that ended a call.
+    def fail(self, call: Call, error: BaseException, errors: Errors = ()) -> None:
+        """Record the error that ended a call. `errors` are those of StepOptions.
 
         Ctrl-C, cancellation and the like are not errors of the call: they leave it in doubt.
         """
         call.usage = self._stop(call)
         try:
             if isinstance(error, Exception) and not self._lost:
-                more = journals.spent(call.usage) | error_to_facts(error)
+                more = journals.spent(call.usage) | error_to_facts(error, errors)
                 self._journal.append(ended(call.number, "failed", now_us(), **more))
                 mark_failure(error, self._active.token, call.number)
         finally:
