@@ -174,6 +174,18 @@ answers_all_of_a_name = Mutant(
     },
 )
 
+denied_calls_are_made = entry(
+    "denied_calls_are_made", "A call that a person has denied is not made.",
+    ".runs.run_core:RunCore._deny", nothing,
+)  # fmt: skip
+
+
+@mutant(".runs.run_core:RunCore.approve")
+def every_answer_approves(real: Any) -> Any:
+    """Only the answer True approves a call."""
+    return lambda self, call, _: bool(self.wait(call["id"], None))
+
+
 # -- what is written, and when -------------------------------------------------------------------
 
 

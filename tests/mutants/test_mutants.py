@@ -12,7 +12,7 @@ import pytest
 
 from tests.history.test_undo import FAILING_PARTS
 from tests.maintenance.test_retention import ONE_RULE_EACH
-from tests.mutants import MUTANTS, entry, history, maintenance, storage
+from tests.mutants import MUTANTS, entry, history, maintenance, runs, storage
 from tests.support.damage import DAMAGES
 from tests.support.stores import Home
 
@@ -234,6 +234,8 @@ CASES: list[tuple[Any, ...]] = [
     (storage.no_compression, "storage/costs", "text_is_compressed"),
     (storage.no_compression, "storage/costs", "gc_leaves_data_compressed"),
     (history.forks_copy, "storage/costs", "operations_copy_no_data"),
+    (runs.denied_calls_are_made, "runs/approve", "anything_but_true_denies", False),
+    (runs.every_answer_approves, "runs/approve", "anything_but_true_denies", "too much"),
     (storage.memory_refuses_no_row, "storage/same_on_every_backend",
      "saves_and_forks_are_the_same_on_every_backend"),
     (storage.searches_find_the_oldest_first, "storage/same_on_every_backend",

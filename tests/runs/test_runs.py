@@ -667,8 +667,7 @@ def test_a_class_that_is_not_named_any_more(home: Home) -> None:
     group = ExceptionGroup("all", [NoSeats("LX1", left=0), Odd("odd")])
     again = raised_again(home, group, errors=NoSeats)[1]
     assert isinstance(again, ExceptionGroup)
-    kinds: list[Any] = [type(each) for each in again.exceptions]
-    assert kinds == [NoSeats, StepFailed]
+    assert [type(each).__name__ for each in again.exceptions] == ["NoSeats", "StepFailed"]
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ class AsyncRun(RunHandle):
     checkpoint = _in_worker(Run.checkpoint)
     partial = _in_worker(Run.partial)
     wait_for = _in_worker(Run.wait_for)
+    approve = _in_worker(Run.approve)
 
     async def pending(self) -> list[Pending]:
         """Return open questions of this run, and its calls that are in progress or in doubt."""

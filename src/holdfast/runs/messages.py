@@ -43,6 +43,13 @@ def tool_call(call: Any) -> ToolCall:
     return ToolCall(id, name, arguments)
 
 
+def called(call: Any) -> ToolCall:
+    """Return a ToolCall as tool_call() does, or without an id from a pair of name and arguments."""
+    if type(call) is tuple and len(call) == 2 and type(call[0]) is str and call[0]:
+        return ToolCall("", *call)
+    return tool_call(call)
+
+
 def name_and_arguments(call: Any) -> tuple[str | None, Any]:
     """Return the name (None if there is none) and the arguments of a call. Never raises.
 
@@ -102,6 +109,8 @@ def shortened(value: Any) -> str:
 
 MARK = "[holdfast] interrupted: no result of this call was recorded"
 """The text of a generated result, which closes a call without a result."""
+DENIED = "[holdfast] denied by a person"
+"""The text of the result of a call that was denied; the person's reason may follow."""
 
 CONVERSATION_PATHS = (
     ("messages",), ("history",), ("conversation",), ("items",), ("input",), ("entries",),
@@ -117,27 +126,29 @@ _BLANK = (
 )
 """A black pixel."""
 
-_MADE_UP: dict[str, Callable[[str], Message]] = {
-    "chat": lambda call: {"role": "tool", "tool_call_id": call, "content": MARK},
-    "anthropic": lambda call: {
-        "type": "tool_result", "tool_use_id": call, "content": MARK, "is_error": True,
+_MADE_UP: dict[str, Callable[[str, str], Message]] = {
+    "chat": lambda call, text: {"role": "tool", "tool_call_id": call, "content": text},
+    "anthropic": lambda call, text: {
+        "type": "tool_result", "tool_use_id": call, "content": text, "is_error": True,
     },
-    "function_call": lambda call: {"type": "function_call_output", "call_id": call, "output": MARK},
-    "custom_tool_call": lambda call: {
-        "type": "custom_tool_call_output", "call_id": call, "output": MARK,
+    "function_call": lambda call, text: {
+        "type": "function_call_output", "call_id": call, "output": text,
     },
-    "local_shell_call": lambda call: {
-        "type": "local_shell_call_output", "id": call, "output": MARK,
+    "custom_tool_call": lambda call, text: {
+        "type": "custom_tool_call_output", "call_id": call, "output": text,
     },
-    "shell_call": lambda call: {
+    "local_shell_call": lambda call, text: {
+        "type": "local_shell_call_output", "id": call, "output": text,
+    },
+    "shell_call": lambda call, text: {
         "type": "shell_call_output", "call_id": call,
-        "output": [{"stdout": "", "stderr": MARK, "outcome": {"type": "timeout"}}],
+        "output": [{"stdout": "", "stderr": text, "outcome": {"type": "timeout"}}],
     },
-    "apply_patch_call": lambda call: {
-        "type": "apply_patch_call_output", "call_id": call, "status": "failed", "output": MARK,
+    "apply_patch_call": lambda call, text: {
+        "type": "apply_patch_call_output", "call_id": call, "status": "failed", "output": text,
     },
-    # The API accepts only an image here, so the status alone shows the interruption.
-    "computer_call": lambda call: {
+    # The API accepts only an image here, so the status alone shows that there is no result.
+    "computer_call": lambda call, _: {
         "type": "computer_call_output", "call_id": call, "status": "incomplete",
         "output": {"type": "computer_screenshot", "image_url": _BLANK},
     },
@@ -256,13 +267,17 @@ def dangling_calls(messages: Sequence[Message]) -> list[ToolCall]:
 # -- closing ---------------------------------------------------------------------------------------
 
 
-def closed(messages: Sequence[Message]) -> tuple[list[Message], list[ToolCall]]:
+def closed(
+    messages: Sequence[Message], id: str | None = None, text: str = MARK
+) -> tuple[list[Message], list[ToolCall]]:
     """Return the messages with a generated result for each call that has none, and these calls.
+
+    With `id`, only the calls of this id. `text` is the text of the results.
 
     The result is placed where the API expects it: after the results that directly follow the call
     (or calls made with it); for Anthropic, in the user message that follows.
     """
-    missing = _missing(messages)
+    missing = [link for link in _missing(messages) if id in (None, link.id)]
     if not missing:
         return list(messages), []
     ends = _ends(messages)
@@ -280,14 +295,14 @@ def closed(messages: Sequence[Message]) -> tuple[list[Message], list[ToolCall]]:
         blocks = []
         for link in made.get(at, ()):
             target = blocks if link.kind == "anthropic" else out
-            target.append(_made_up(link))
+            target.append(_made_up(link, text))
     out += [{"role": "user", "content": blocks}] if blocks else []
     return out, [link.call for link in missing]
 
 
-def _made_up(link: Link) -> Message:
+def _made_up(link: Link, text: str) -> Message:
     """Return a generated result for a call."""
-    made = _MADE_UP[link.kind](link.id)
+    made = _MADE_UP[link.kind](link.id, text)
     if link.kind not in ("chat", "anthropic") and type(link.raw.get("caller")) is dict:
         made["caller"] = link.raw["caller"]  # the service needs it to find the program that waits
     return made
@@ -319,21 +334,22 @@ def _with_results(message: Message, blocks: list[Message]) -> Message:
     return {**message, "content": [*content[:n], *blocks, *content[n:]]}
 
 
-def closed_state(state: Any) -> tuple[Any, list[ToolCall]]:
+def closed_state(state: Any, id: str | None = None, text: str = MARK) -> tuple[Any, list[ToolCall]]:
     """Return a state in which all conversations are closed, and the calls that were closed.
 
     Conversations are found anywhere in the state. Without open calls, the same object is returned.
+    `id` and `text` are those of closed().
     """
     if is_conversation(state):
-        messages, calls = closed(state)
+        messages, calls = closed(state, id, text)
         return (messages if calls else state), calls
     found: list[ToolCall] = []
     if type(state) is dict:
-        parts = {key: closed_state(value) for key, value in state.items()}
+        parts = {key: closed_state(value, id, text) for key, value in state.items()}
         found = [call for _, calls in parts.values() for call in calls]
         return ({key: value for key, (value, _) in parts.items()}, found) if found else (state, [])
     if type(state) is list:
-        several = [closed_state(value) for value in state]
+        several = [closed_state(value, id, text) for value in state]
         found = [call for _, calls in several for call in calls]
         return ([value for value, _ in several], found) if found else (state, [])
     return state, []

@@ -366,3 +366,23 @@ class Run(RunHandle):
         before.
         """
         return self._core.wait(name, prompt)
+
+    def approve(self, call: Any, prompt: Any = None) -> bool:
+        """Return whether a person has approved a tool call. Halts the run until there is an answer.
+
+        `call` is one of tool(), or a pair of name and arguments. session.pending() lists the
+        question under the id of the call, with the tool, its arguments and `prompt`; a pair is
+        listed under its name. Raises StepChanged if any of them was another one before.
+
+        Only the answer True approves. Any other answer denies the call; a text is the reason. The
+        denial becomes the result of the call: in the state's conversation, if the call is in it
+        without a result, and in the journal, so that tool() returns it and calls nothing. A pair
+        has no id, so its denial is only returned.
+
+        ```
+        for call in reply["tool_calls"]:
+            if run.approve(call):
+                result = run.tool(call, pay)
+        ```
+        """
+        return self._core.approve(call, prompt)

@@ -43,7 +43,7 @@ from holdfast.model import RunMark, Status, ToolCall, Usage
 from holdfast.runs import pending as pendings
 from holdfast.runs.budget import Budget
 from holdfast.runs.checkpoint_policy import EveryN, Moment, Policy
-from holdfast.runs.messages import closed_state, tool_call
+from holdfast.runs.messages import DENIED, called, closed_state, tool_call
 from holdfast.runs.resume import lease_event, open_run
 
 if TYPE_CHECKING:
@@ -1002,10 +1002,11 @@ class RunCore:
                 return list(call.partial)
         return []
 
-    def wait(self, name: str, prompt: Any) -> Any:
+    def wait(self, name: str, prompt: Any, key: str | None = None) -> Any:
         """Return the answer to a question. Raises Halt if there is none yet.
 
-        A question without an answer keeps its key when this worker asks it again.
+        `key` is that of the question; by default, questions of a name are counted. A question
+        without an answer keeps its key when this worker asks it again.
         """
         require_text("the name of an answer", name)
         encoded = journals.encoded(prompt, "prompt")
@@ -1014,7 +1015,7 @@ class RunCore:
             self._take_owed()
             run, turn = self._active.lease.run, self.turn if self._looping else 0
             question = turn, name, digest
-            key = self._asked.get(question) or self._question(name)
+            key = key or self._asked.get(question) or self._question(name)
             self._asked[question] = key
             self._journal.refresh()
             call = self._journal.calls.all.get((run, turn, key))
@@ -1030,6 +1031,29 @@ class RunCore:
                 return journals.fresh(call.result)
         answer = f"session.answer({pendings.key_of(call)!r}, …), then run again"
         raise Halt(f"waiting for {name!r}", answer)
+
+    def approve(self, call: Any, prompt: Any) -> bool:
+        """Return whether a person has approved a call. Raises Halt if there is no answer yet."""
+        wanted = called(call)
+        asked = {"tool": wanted.name, "arguments": wanted.arguments, "prompt": prompt}
+        if not wanted.id:
+            return self.wait(wanted.name, asked) is True
+        answer = self.wait(wanted.id, asked, WAIT + wanted.id)
+        if answer is True:
+            return True
+        self._deny(wanted, f"{DENIED}: {answer}" if type(answer) is str and answer else DENIED)
+        return False
+
+    def _deny(self, wanted: ToolCall, text: str) -> None:
+        """Record `text` as the result of a call, in the journal and in the state's conversation."""
+        prepared = Prepare("tool", wanted.name, wanted.id, wanted.arguments, StepOptions())
+        call = self.prepare(prepared)
+        if call.status == "started":
+            self.succeed(call, text, None)
+        with self._lock:
+            state, closed = closed_state(self.state, wanted.id, text)
+            if closed:
+                self.state = update_in_place(self.state, state)
 
     def _question(self, name: str) -> str:
         """Return the key of the next question of this name in the turn.
