@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from holdfast.storage.contract import Backend
     from holdfast.transfer.copy import CopyResult
 
-CONCURRENCY = 32
-"""Default of resume_all(). aopen() has as many workers."""
+CONCURRENCY = 20
+"""Default of resume_all(). aopen() has more workers, so that others can work, too."""
 
 
 def open(
@@ -354,7 +354,7 @@ class Store:
         return out
 
     def abandoned(self, *, halted: bool = False) -> list[Abandoned]:
-        """Return the runs whose process died. resume_all() resumes these.
+        """Return the runs whose process died.
 
         With `halted`, return every run that can be resumed: also those that failed or halted.
         """
@@ -363,24 +363,33 @@ class Store:
         with self._repository.reader() as reader:
             return [*abandoned(reader, halted=halted)]
 
+    def ready(self) -> list[Abandoned]:
+        """Return the runs that halted at a question or a call in doubt which is decided by now.
+
+        resume_all() resumes these, and those whose process died.
+        """
+        return [run for run in self.abandoned(halted=True) if run.state == "ready"]
+
     def resume_all(
         self, fn: Callable[[Run], Any], *, concurrency: int = CONCURRENCY, **options: Any
     ) -> list[str]:
-        """Resume each abandoned run by `fn(run)`. Return the names of their sessions, in order.
+        """Resume the runs of abandoned() and ready(), each by `fn(run)`.
+
+        Returns the names of their sessions, in order.
 
         At most `concurrency` runs are resumed at once, each in a thread; with 1, all run in the
         thread of the caller. Runs that another worker takes first are skipped. An error in one run
         is logged and recorded as the failure of that run; the others are still resumed. `options`
         are those of Session.run().
         """
-        from holdfast.runs.abandoned import check_resume, resume_all
+        from holdfast.runs.abandoned import check_resume, resumable, resume_all
 
         check_resume(fn, concurrency, options)
 
         def start(name: str) -> Run:
             return self.session(name).run(resume=True, **options)
 
-        return resume_all(self.abandoned(), start, fn, concurrency)
+        return resume_all(resumable(self.abandoned(halted=True)), start, fn, concurrency)
 
     # -- the store as a whole ------------------------------------------------------------------
 

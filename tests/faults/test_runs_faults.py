@@ -290,13 +290,13 @@ def resume_all(place: Place, prefix: str, ours: int, theirs: int, out: int) -> N
     with place.open() as store:
         abandoned = store.abandoned
 
-        def together() -> list[Any]:
-            listed = abandoned()
+        def together(**options: Any) -> list[Any]:
+            listed = abandoned(**options)
             os.write(theirs, b".")
             os.read(ours, 1)
             return listed
 
-        store.abandoned = together  # type: ignore[method-assign, assignment]
+        store.abandoned = together  # type: ignore[method-assign]
         for name in store.resume_all(go_on):
             os.write(out, f"{name}\n".encode())
 

@@ -186,6 +186,11 @@ def every_answer_approves(real: Any) -> Any:
     return lambda self, call, _: bool(self.wait(call["id"], None))
 
 
+halts_are_ready = entry(
+    "halts_are_ready", "A run that waits for nothing that was decided is not ready.",
+    ".runs.abandoned:halt_reason", lambda _: "enough for today",
+)  # fmt: skip
+
 # -- what is written, and when -------------------------------------------------------------------
 
 

@@ -235,6 +235,7 @@ CASES: list[tuple[Any, ...]] = [
     (storage.no_compression, "storage/costs", "gc_leaves_data_compressed"),
     (history.forks_copy, "storage/costs", "operations_copy_no_data"),
     (runs.denied_calls_are_made, "runs/approve", "anything_but_true_denies", False),
+    (runs.halts_are_ready, "runs/runs", "runs_that_are_ready"),
     (runs.every_answer_approves, "runs/approve", "anything_but_true_denies", "too much"),
     (storage.memory_refuses_no_row, "storage/same_on_every_backend",
      "saves_and_forks_are_the_same_on_every_backend"),

@@ -1528,7 +1528,60 @@ def test_a_run_whose_question_is_answered_waits_no_more(home: Home) -> None:
     home.session("waiting").answer("approval", True)
     home.session("in doubt").resolve("c1", action="skip")
     found = {each.session: each.state for each in home.store.abandoned(halted=True)}
-    assert (found["waiting"], found["in doubt"]) == ("halted", "halted")
+    assert (found["waiting"], found["in doubt"]) == ("ready", "halted")
+
+
+def test_runs_that_are_ready(home: Home) -> None:
+    """Those that halted at what is decided now. One that was answered and went on is not."""
+
+    def agent(run: holdfast.Run) -> None:
+        if run.session.name in ("asks", "asks twice"):
+            run.wait_for("approval")
+        if run.session.name in ("asks twice", "halts"):
+            run.wait_for("approval")
+        if run.session.name == "halts":
+            run.halt("enough for today")
+        run.tool(call("c1"), lambda: "done")
+
+    def in_the_middle() -> None:
+        raise Crash
+
+    def ready(*names: str) -> None:
+        assert [each.session for each in home.another().ready()] == [*names]
+
+    for name in ("asks", "asks twice", "halts"):
+        with home.session(name).run() as run:
+            agent(run)
+    ready()
+    Worker(home.session("doubts"))(lambda _, run: run.tool(call("c1"), in_the_middle))
+    with pytest.raises(InDoubt), home.session("doubts").run() as run:
+        agent(run)
+    ready()
+    for name in ("asks", "asks twice", "halts"):
+        home.session(name).answer("approval", value=True)
+    ready("asks", "asks twice", "halts")
+    home.session("doubts").resolve("c1", action="rerun")
+    ready("asks", "asks twice", "halts", "doubts")
+    assert home.store.resume_all(agent) == ["asks", "asks twice", "halts", "doubts"]
+    ready()
+    states = {each.session: each.state for each in home.store.abandoned(halted=True)}
+    assert states == {"asks twice": "waiting", "halts": "halted"}
+    home.session("asks twice").answer("approval#2", value=True)
+    assert home.store.resume_all(agent, concurrency=1) == ["asks twice"]
+
+    async def resume() -> list[str]:
+        async def agent(run: holdfast.AsyncRun) -> None:
+            assert await run.wait_for("approval")
+
+        store = AsyncStore(home.store, Workers(2))
+        session = await store.session("async")
+        async with session.run() as run:
+            await agent(run)
+        await session.answer("approval", value=True)
+        assert [each.session for each in await store.ready()] == ["async"]
+        return await store.resume_all(agent)
+
+    assert asyncio.run(resume()) == ["async"]
 
 
 def test_a_call_that_has_ended_its_run_keeps_its_error(home: Home) -> None:

@@ -28,7 +28,13 @@ from holdfast.aio.run import AsyncRun
 from holdfast.aio.workers import Lane, Workers
 from holdfast.errors import InvalidRequest, require_count
 from holdfast.history.watch import Watcher
-from holdfast.runs.abandoned import NOT_RESUMED, check_concurrency, log_failed, log_not_resumed
+from holdfast.runs.abandoned import (
+    NOT_RESUMED,
+    check_concurrency,
+    log_failed,
+    log_not_resumed,
+    resumable,
+)
 from holdfast.runs.conversation import Conversation
 from holdfast.runs.resume import RunOptions
 from holdfast.runs.run_core import RunCore
@@ -284,6 +290,7 @@ class AsyncStore(_Handle[Store]):
     import_export = _awaited(Store.import_export)
     pending = _awaited(Store.pending)
     abandoned = _awaited(Store.abandoned)
+    ready = _awaited(Store.ready)
 
     async def resume_all(
         self,
@@ -292,7 +299,10 @@ class AsyncStore(_Handle[Store]):
         concurrency: int = CONCURRENCY,
         **options: Any,
     ) -> list[str]:
-        """Resume each abandoned run by `await fn(run)`, each in a task; see Store.resume_all."""
+        """Resume the runs of abandoned() and ready(), each by `await fn(run)` in a task.
+
+        See Store.resume_all.
+        """
         check_concurrency(concurrency, options)
         free = asyncio.Semaphore(concurrency)
 
@@ -312,7 +322,7 @@ class AsyncStore(_Handle[Store]):
                     log_failed(each)
                 return True
 
-        left = await self.abandoned()
+        left = resumable(await self.abandoned(halted=True))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(resume(each)) for each in left]
         return [each.session for each, task in zip(left, tasks, strict=True) if task.result()]

@@ -91,7 +91,7 @@ def _print_run(app: App, session: str | None) -> None:
         app.print("No run of it was interrupted.")
     else:
         app.print(f"Run {run.run} {_interruption(run)}.")
-    answered = run is not None and run.state == "halted"  # then the hint is out of date
+    answered = run is not None and run.state in ("ready", "halted")  # then the hint is out of date
     if head is not None and not head.damaged and head.hint and not answered:
         app.print(f"Hint: {head.hint}")
     for each in pending:
@@ -109,6 +109,7 @@ def _interruption(run: Abandoned) -> str:
         "in doubt": "stopped at a call in doubt",
         "waiting": "waits for an answer",
         "over budget": "was halted",
+        "ready": "has its answer, and can be resumed",
         "halted": "was halted",
     }[run.state]
     has_reason = run.reason and run.state in ("failed", "halted", "over budget")
@@ -301,7 +302,9 @@ def _json(text: str, option: str | None = None) -> Any:
 
 @command("abandoned", lists=True)
 @click.option(
-    "--halted", is_flag=True, help="Also list runs that failed, were halted, wait or are in doubt."
+    "--halted",
+    is_flag=True,
+    help="Also list runs that failed, were halted, wait, are in doubt or ready.",
 )
 def abandoned_(app: App, *, halted: bool) -> None:
     """List sessions whose run died and was not resumed."""

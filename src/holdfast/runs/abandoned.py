@@ -14,6 +14,7 @@ from holdfast.history import leases, lineage
 from holdfast.history.leases import LeaseRecord
 from holdfast.log import logger
 from holdfast.runs.budget import BudgetSpent
+from holdfast.runs.pending import halt_reason
 from holdfast.runs.resume import interrupted
 from holdfast.storage.rows import Address
 
@@ -29,7 +30,9 @@ NOT_RESUMED = (Conflict, InvalidRequest, NotFound, *UNREADABLE)
 """Errors for which an abandoned run is skipped: another worker has it, or it is damaged."""
 
 
-AbandonedState = Literal["died", "failed", "in doubt", "waiting", "over budget", "halted"]
+AbandonedState = Literal[
+    "died", "failed", "in doubt", "waiting", "ready", "over budget", "halted"
+]  # fmt: skip
 
 
 class Abandoned(NamedTuple):
@@ -48,8 +51,9 @@ class Abandoned(NamedTuple):
     """How often the run was started or resumed."""
     state: AbandonedState
     """Why the run is not active: its process "died", an error ended it ("failed"), it stopped at a
-    call "in doubt" or at a question without an answer ("waiting"), its budget is spent ("over
-    budget"), or it was "halted" for another reason."""
+    call "in doubt" or at a question without an answer ("waiting"), it stopped at one of these that
+    is decided since ("ready"), its budget is spent ("over budget"), or it was "halted" for another
+    reason."""
     reason: str | None
     """The error of a failed run, or the reason of a halted one. None if the process died."""
     over_budget: BudgetSpent | None = None
@@ -99,16 +103,25 @@ def _abandoned(reader: Reader, lease: Lease) -> Abandoned | None:
 def _why_abandoned(
     reader: Reader, lease: Lease, record: LeaseRecord, extra: dict[str, Any]
 ) -> AbandonedState:
-    """Return why a run is not active."""
+    """Return why a run is not active. `extra` are the fields of its last checkpoint."""
     if lease.token:  # the lease was never released
         return "died"
     if extra.get("status") == "failed":
         return "failed"
-    entries = journals.read(reader, lease.session, record.first)
-    kinds = {call.kind for call in journals.all_calls(entries).open() if call.run == record.run}
+    calls = journals.all_calls(journals.read(reader, lease.session, record.first))
+    own = [call for call in calls.attempts() if call.run == record.run]
+    halted_at = [call for call in own if halt_reason(call) == extra.get("reason")][-1:]
+    if halted_at and halted_at[0].status != "started":
+        return "ready"
+    kinds = {call.kind for call in calls.open() if call.run == record.run}
     if kinds:
         return "in doubt" if kinds - {"wait"} else "waiting"
     return "halted" if BudgetSpent.read(extra) is None else "over budget"
+
+
+def resumable(runs: list[Abandoned]) -> list[Abandoned]:
+    """Return the runs that go on without a decision of a person."""
+    return [run for run in runs if run.state in ("died", "ready")]
 
 
 def resume_all(

@@ -196,6 +196,13 @@ def key_of(call: Call) -> str:
     return call.name + turn + call.key.removeprefix(WAIT + call.name)
 
 
+def halt_reason(call: Call) -> str:
+    """Return the reason of the halt of a run that waits for a decision about this call."""
+    if call.kind == "wait":
+        return f"waiting for {call.name!r}"
+    return f"{call.key!r} was begun and may have had its effect"
+
+
 def _key(wanted: str | Pending) -> str:
     return wanted.key if isinstance(wanted, Pending) else wanted
 

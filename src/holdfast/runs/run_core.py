@@ -1030,7 +1030,7 @@ class RunCore:
                 del self._asked[question]
                 return journals.fresh(call.result)
         answer = f"session.answer({pendings.key_of(call)!r}, …), then run again"
-        raise Halt(f"waiting for {name!r}", answer)
+        raise Halt(pendings.halt_reason(call), answer)
 
     def approve(self, call: Any, prompt: Any) -> bool:
         """Return whether a person has approved a call. Raises Halt if there is no answer yet."""
@@ -1071,10 +1071,8 @@ def _verify(journal: Journal, call: Call, options: StepOptions) -> bool:
     """
     if options.verify is None:
         if options.on_doubt == "ask":
-            raise InDoubt(
-                f"{call.key!r} was begun and may have had its effect",
-                key=call.key, idempotency_key=call.idempotency_key,
-            )  # fmt: skip
+            reason = pendings.halt_reason(call)
+            raise InDoubt(reason, key=call.key, idempotency_key=call.idempotency_key)
         return False
     verdict = options.verify(call.idempotency_key)
     if verdict is None:

@@ -25,10 +25,11 @@ function standing(run) {
     failed: "The run failed.",
     "in doubt": "The run has stopped at a call that is in doubt.",
     waiting: "The run waits for an answer.",
+    ready: "The run has its answer, and can be resumed.",
     "over budget": "The run was halted: its budget is spent.",
     halted: "The run was halted.",
   }[run.state];
-  const calm = ["halted", "waiting", "over budget"].includes(run.state);
+  const calm = ["halted", "waiting", "ready", "over budget"].includes(run.state);
   const tells = run.reason && ["failed", "halted", "over budget"].includes(run.state);
   return el("div", { class: calm ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
     tells && el("p", { class: "reason" }, valueNode(run.reason)),
