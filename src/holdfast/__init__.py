@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.verify import Problem, VerifyResult
     from holdfast.model import STATUSES, Operation, ToolCall, Usage
     from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.autosave import Autosave
     from holdfast.runs.budget import Budget, BudgetSpent
     from holdfast.runs.checkpoint_policy import (
         AfterLLMResponse,
@@ -96,6 +97,7 @@ else:
         "model": "STATUSES Operation ToolCall Usage",
         "runs.conversation": "Conversation",
         "runs.abandoned": "Abandoned",
+        "runs.autosave": "Autosave",
         "runs.budget": "Budget BudgetSpent",
         "runs.messages": "CONVERSATION_PATHS dangling_calls",
         "runs.pending": "MadeCall Pending",
@@ -130,16 +132,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CONVERSATION_PATHS", "STATUSES", "Abandoned", "AfterLLMResponse", "AfterToolCall",
-    "AlreadyDecided", "AmbiguousRevision", "AsyncRun", "AsyncSession", "AsyncStore", "Budget",
-    "BudgetSpent", "Change", "Changes", "Checkpoint", "CheckpointNotFound", "Comparison",
+    "AlreadyDecided", "AmbiguousRevision", "AsyncRun", "AsyncSession", "AsyncStore", "Autosave",
+    "Budget", "BudgetSpent", "Change", "Changes", "Checkpoint", "CheckpointNotFound", "Comparison",
     "Conflict", "Conversation", "CopyResult", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds",
     "Fenced", "Finding", "GcResult", "HeadMoved", "Hit", "HoldfastError", "InDoubt",
     "InvalidRequest", "Items", "KeyTaken", "MadeCall", "MessagePart", "Moment", "Neighbours",
     "Never", "NextStep", "NotFound", "NotSerializable", "Notes", "Operation", "Owner", "Part",
-    "Pending", "Plan", "Policy", "Problem", "RepairResult", "Retention", "Retries", "Run",
-    "Series", "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound",
-    "SessionRepair", "Stats", "StepChanged", "StepFailed", "Store", "StoreNotFound", "TooBig",
-    "ToolCall", "Totals", "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult",
-    "Watcher", "aopen", "current_key", "dangling_calls", "diagnose", "duration", "file_kind",
-    "memory_limit", "new_file", "open",
+    "Pending", "Plan", "Policy", "Problem", "RepairResult", "Retention", "Retries", "Run", "Series",
+    "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound", "SessionRepair",
+    "Stats", "StepChanged", "StepFailed", "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals",
+    "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen",
+    "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
+    "new_file", "open",
 ]  # fmt: skip

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import VerifyResult
     from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.autosave import Autosave
     from holdfast.runs.budget import Budget
     from holdfast.runs.checkpoint_policy import Policy
     from holdfast.runs.conversation import Conversation
@@ -460,6 +461,22 @@ class Session:
             self, lambda: self._lock, self._expected,
             system=system, budget=budget, count=count, key=key,
         )  # fmt: skip
+
+    def autosave(self, policy: Policy | None = None) -> Autosave:
+        """Save the states of a hand-written loop when the policy wants it; by default every turn.
+
+        ```
+        with session.autosave(holdfast.AfterToolCall()) as saver:
+            while not done(state):
+                state["messages"].append(model(state))
+                saver.offer(state, "llm")
+        ```
+
+        Raises InvalidRequest if `policy` is no Policy.
+        """
+        from holdfast.runs.autosave import Autosave
+
+        return Autosave(self.save, policy)
 
     def _expected(self) -> str | None:
         """Return the id of the checkpoint that this handle expects to be the head."""

@@ -120,7 +120,7 @@ def test_every_method_has_its_counterpart(kind, mirror):
         other = getattr(mirror, name, None)
         assert other is not None, f"{mirror.__name__}.{name} is missing"
         assert other.__doc__ or not member.__doc__
-        if name in ("run", "conversation", "resume_all"):
+        if name in ("run", "conversation", "autosave", "resume_all"):
             continue  # which have a run or a conversation of their own
         if isinstance(other, property):
             continue  # it does not block

@@ -35,6 +35,7 @@ from holdfast.runs.abandoned import (
     log_not_resumed,
     resumable,
 )
+from holdfast.runs.autosave import Autosave
 from holdfast.runs.conversation import Conversation
 from holdfast.runs.resume import RunOptions
 from holdfast.runs.run_core import RunCore
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.retention import Retention
     from holdfast.model import ToolCall
     from holdfast.runs.abandoned import Abandoned
+    from holdfast.runs.checkpoint_policy import Policy
     from holdfast.session import Revision
     from holdfast.transfer.copy import CopyResult
 
@@ -220,6 +222,22 @@ class AsyncConversation(_Mirror[Conversation]):
     append = _in_turn(Conversation.append)
     window = _in_turn(Conversation.window)
     repair = _in_turn(Conversation.repair)
+
+
+class AsyncAutosave(_Mirror[Autosave]):
+    """An Autosave whose methods are awaited; see Autosave. `sync` is the Autosave."""
+
+    def __init__(self, sync: Autosave, workers: Workers, lane: Lane) -> None:
+        super().__init__(sync, workers)
+        self._lane = lane
+
+    offer = _in_turn(Autosave.offer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._lane.call(self.sync.__exit__, kind, error, trace)
 
 
 class AsyncStore(_Handle[Store]):
@@ -401,6 +419,10 @@ class AsyncSession(_Handle[Session]):
         """Return the conversation in the session's state; see Session.conversation."""
         found = await self._lane.call(lambda: self.sync.conversation(**options))
         return AsyncConversation(found, self._workers, self._lane)
+
+    def autosave(self, policy: Policy | None = None) -> AsyncAutosave:
+        """Save the states of a loop: `async with session.autosave(…)`; see Session.autosave."""
+        return AsyncAutosave(self.sync.autosave(policy), self._workers, self._lane)
 
     @property
     def closed_calls(self) -> tuple[ToolCall, ...]:

@@ -1,4 +1,4 @@
-"""Policies: when a run takes checkpoints, besides the one at its end."""
+"""Policies: when a run or an Autosave takes checkpoints, besides the one at its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from holdfast.errors import InvalidRequest
 
 Event = Literal["llm", "tool", "turn"]
 """A step has returned, a tool has returned, or a turn has ended."""
+TRIGGERS: dict[str, str] = {"llm": "llm", "tool": "tool_call", "turn": "turn"}
+"""The trigger of a checkpoint, by its event."""
 
 
 class Moment(NamedTuple):
@@ -21,7 +23,7 @@ class Moment(NamedTuple):
 
 
 class Policy:
-    """Decides when a run takes checkpoints. Subclasses implement wants().
+    """Decides when a run or an Autosave takes checkpoints. Subclasses implement wants().
 
     Policies are combined with `|`: a checkpoint is taken when one of them wants it.
     """
@@ -98,3 +100,10 @@ class Never(Policy):
 
     def wants(self, moment: Moment) -> bool:  # noqa: ARG002 - the same for every moment
         return False
+
+
+def policy_of(given: Policy | None) -> Policy:
+    """Return the policy, by default EveryN(1). Raises InvalidRequest if it is no policy."""
+    if given is not None and not isinstance(given, Policy):
+        raise InvalidRequest(f"not a policy: {given!r}", hint="AfterToolCall(), EveryN(5), …")
+    return given or EveryN(1)

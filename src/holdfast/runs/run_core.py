@@ -42,7 +42,7 @@ from holdfast.log import logger
 from holdfast.model import RunMark, Status, ToolCall, Usage
 from holdfast.runs import pending as pendings
 from holdfast.runs.budget import Budget
-from holdfast.runs.checkpoint_policy import EveryN, Moment, Policy
+from holdfast.runs.checkpoint_policy import TRIGGERS, Moment, policy_of
 from holdfast.runs.messages import DENIED, called, closed_state, tool_call
 from holdfast.runs.resume import lease_event, open_run
 
@@ -455,16 +455,13 @@ class RunCore:
     """
 
     def __init__(self, target: RunTarget, options: RunOptions) -> None:
-        policy = options.policy
-        if policy is not None and not isinstance(policy, Policy):
-            raise InvalidRequest(f"not a policy: {policy!r}", hint="AfterToolCall(), EveryN(5), …")
         if options.name is not None:
             require_text("the name of a run", options.name)
         if options.budget is not None and not isinstance(options.budget, Budget):
             raise InvalidRequest(f"not a budget: {options.budget!r}", hint="Budget(cost=1.00), …")
         self.session = target.session
         self._target, self._options = target, options
-        self._policy = policy or EveryN(1)
+        self._policy = policy_of(options.policy)
         self._saved_at = time.monotonic()
         self._lock = threading.RLock()
         self._opened: Opened | None = None
@@ -666,7 +663,7 @@ class RunCore:
             self._take_owed(now=True)
             self._report_removed(self.turn)
             if self._is_wanted("turn"):
-                self._base = self._save(None, {"trigger": "turn"}).seq
+                self._base = self._save(None, {"trigger": TRIGGERS["turn"]}).seq
             self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -802,7 +799,7 @@ class RunCore:
         """
         event: Event = "tool" if call.kind == "tool" else "llm"
         if self._usage.count(call) and owes and self._is_wanted(event):
-            self._owed[call.number] = "tool_call" if event == "tool" else "llm"
+            self._owed[call.number] = TRIGGERS[event]
 
     def _take_owed(self, *, now: bool = False) -> None:
         """Take the checkpoint that the policy wants. Without `now`, wait for calls in progress."""
