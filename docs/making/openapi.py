@@ -16,7 +16,7 @@ _GIVEN: Schema = {"type": "string", "minLength": 1}
 _ID: Schema = {"type": "string", "pattern": "^[0-9a-hjkmnp-tv-z]{24}$"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
 _STATUS: Schema = {"enum": ["in_progress", "completed", "failed", "halted"]}
-_FOLDED = {"reason", "hint", "pending", "partial", "error"}
+_FOLDED = {"reason", "hint", "pending", "error"}
 """Texts of agents, which may be long; an answer contains only their beginning."""
 _ALWAYS = ["id", "session", "seq", "damaged"]
 """The fields that a damaged checkpoint has."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.maintenance.retention import Plan, Retention, Verdict, duration
     from holdfast.maintenance.stats import Stats
     from holdfast.maintenance.verify import Problem, VerifyResult
-    from holdfast.model import STATUSES, Operation, ToolCall, Usage
+    from holdfast.model import RESTART, STATUSES, Operation, ToolCall, Usage
     from holdfast.runs.abandoned import Abandoned
     from holdfast.runs.autosave import Autosave
     from holdfast.runs.budget import Budget, BudgetSpent
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from holdfast.runs.pending import MadeCall, Pending
     from holdfast.runs.run import Run
     from holdfast.runs.run_core import Done, Retries, current_key
+    from holdfast.runs.streams import StreamWriter
     from holdfast.session import Session
     from holdfast.store import Store, open  # noqa: A004 - holdfast.open is the name users know
     from holdfast.transfer.copy import CopyResult
@@ -94,7 +95,7 @@ else:
         "maintenance.retention": "Plan Retention Verdict duration",
         "maintenance.stats": "Stats",
         "maintenance.verify": "Problem VerifyResult",
-        "model": "STATUSES Operation ToolCall Usage",
+        "model": "RESTART STATUSES Operation ToolCall Usage",
         "runs.conversation": "Conversation",
         "runs.abandoned": "Abandoned",
         "runs.autosave": "Autosave",
@@ -105,6 +106,7 @@ else:
         "Moment Never Policy",
         "runs.run_core": "Done Retries current_key",
         "runs.run": "Run",
+        "runs.streams": "StreamWriter",
         "session": "Session",
         "store": "Store open",
         "transfer.copy": "CopyResult",
@@ -131,7 +133,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CONVERSATION_PATHS", "STATUSES", "Abandoned", "AfterLLMResponse", "AfterToolCall",
+    "CONVERSATION_PATHS", "RESTART", "STATUSES", "Abandoned", "AfterLLMResponse", "AfterToolCall",
     "AlreadyDecided", "AmbiguousRevision", "AsyncRun", "AsyncSession", "AsyncStore", "Autosave",
     "Budget", "BudgetSpent", "Change", "Changes", "Checkpoint", "CheckpointNotFound", "Comparison",
     "Conflict", "Conversation", "CopyResult", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds",
@@ -140,8 +142,8 @@ __all__ = [
     "Never", "NextStep", "NotFound", "NotSerializable", "Notes", "Operation", "Owner", "Part",
     "Pending", "Plan", "Policy", "Problem", "RepairResult", "Retention", "Retries", "Run", "Series",
     "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound", "SessionRepair",
-    "Stats", "StepChanged", "StepFailed", "Store", "StoreNotFound", "TooBig", "ToolCall", "Totals",
-    "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen",
-    "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
-    "new_file", "open",
+    "Stats", "StepChanged", "StepFailed", "Store", "StoreNotFound", "StreamWriter", "TooBig",
+    "ToolCall", "Totals", "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult",
+    "Watcher", "aopen", "current_key", "dangling_calls", "diagnose", "duration", "file_kind",
+    "memory_limit", "new_file", "open",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from holdfast import provider_usage
@@ -20,6 +21,16 @@ DAMAGED = "damaged"
 """The `kind` of an operation whose row cannot be read."""
 NOTHING: Any = object()
 """The default of an argument for which None is a value."""
+
+
+class Restart(Enum):
+    """The type of RESTART."""
+
+    RESTART = "restart"
+
+
+RESTART = Restart.RESTART
+"""Yielded by Session.stream() in place of a chunk: the chunks before it no longer count."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

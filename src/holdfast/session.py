@@ -415,6 +415,25 @@ class Session:
             number = self._number(reader)
         answer(self._repository.backend, number, self.name, name, value)
 
+    def stream(
+        self, key: str, *, after: int = 0, interval: float = 0.1, patience: float | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the cursors and chunks of a stream that a step of a run writes, in any process.
+
+        This reads the newest stream of this key, waits for new chunks, and ends when the step has
+        returned. With `after`, it starts behind the chunk of that cursor, in its stream. If the
+        step is made again, a RESTART comes in place of a chunk: forget the chunks before it.
+
+        Waits for a stream that a run may still begin. `interval` is the pause between two checks,
+        in seconds. Raises StepFailed if the step failed, or if the run went on without it; NotFound
+        if there is no such stream, if gc() has freed it, or if nothing came for `patience` seconds;
+        and InvalidRequest if `after` is not a cursor of the stream.
+        """
+        from holdfast.runs.streams import StreamReader
+
+        reader = StreamReader(self._repository.backend, self.name, key, after)
+        return reader.follow(interval, patience)
+
     def owner(self) -> Owner | None:
         """Return the process that runs the session now, or None."""
         with self._repository.reader() as reader:

@@ -364,7 +364,7 @@ class Store:
             return [*abandoned(reader, halted=halted)]
 
     def ready(self) -> list[Abandoned]:
-        """Return the runs that halted at a question or a call in doubt which is decided by now.
+        """Return the runs that halted at a question or a call in doubt that is decided now.
 
         resume_all() resumes these, and those whose process died.
         """

@@ -146,6 +146,7 @@ def _findings(url: str, promises: Promises, script: list[Part]) -> list[str]:
 def _journals(store: holdfast.Store, book: Promises, sessions: Iterable[str]) -> Iterator[str]:
     runs = {id: run for run, id in book.runs.items()}
     there: dict[Where, Call] = {}
+    streamed: dict[Where, list[Any]] = {}
     for name in sessions:
         session = store.session(name)
         if not session.exists():
@@ -160,15 +161,27 @@ def _journals(store: holdfast.Store, book: Promises, sessions: Iterable[str]) ->
             if run is None or (*run, call.turn, call.key) not in book.tried:
                 yield f"wrong state: a call that nobody has made: {call.id}"
             else:
-                there[*run, call.turn, call.key] = call
+                where = *run, call.turn, call.key
+                there[where], streamed[where] = call, _streamed(entries, call)
     for where in book.entered | book.results.keys():
         if where not in there:
             yield f"lost: {where} had begun"
         else:
-            yield from _call(where, there[where], book)
+            yield from _call(where, there[where], book, streamed[where])
 
 
-def _call(where: Where, call: Call, book: Promises) -> Iterator[str]:
+def _streamed(entries: list[journals.Entry], call: Call) -> list[Any]:
+    """What an attempt at a call has streamed last."""
+    chunks: dict[int, list[Any]] = {}
+    for n, facts in entries:
+        if facts["what"] == "stream" and facts["of"] == call.number:
+            chunks = {n: []}
+        elif facts["what"] == "chunks" and facts["of"] in chunks:
+            chunks[facts["of"]] += facts["chunks"]
+    return [chunk for each in chunks.values() for chunk in each]
+
+
+def _call(where: Where, call: Call, book: Promises, streamed: list[Any]) -> Iterator[str]:
     if where in book.results:
         failure = call.failure if call.status == "failed" else None
         result = call.result if failure is None else {"failed": failure["error"]}
@@ -179,7 +192,7 @@ def _call(where: Where, call: Call, book: Promises) -> Iterator[str]:
     elif where in book.tools and call.status == "rerun" and where not in book.again:
         yield f"lost: {where} would be made again"
     chunks = book.chunks.get(where, [])
-    if call.partial[: len(chunks)] != chunks:
+    if streamed[: len(chunks)] != chunks:
         yield f"lost: what {where} had streamed"
 
 

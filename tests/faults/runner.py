@@ -243,9 +243,12 @@ class Runner:
         by = f"{self.by} {next(self.made)}"
         if act.kind == "fails":
             raise Refused(by)
-        for n in range(3 if act.kind == "streams" else 0):
-            run.partial(where[3], [n, by])
-            self.say("ack", "chunk", where, chunk=[n, by])
+        if act.kind == "streams":
+            with run.stream("chunks") as out:
+                for n in range(3):
+                    out.write([n, by])
+                    out.flush()
+                    self.say("ack", "chunk", where, chunk=[n, by])
         return {"by": by, "text": workload.text(random.Random(by), 20 * act.size)}
 
     def decide(self, session: holdfast.Session, part: Part, doubt: InDoubt) -> None:

@@ -14,6 +14,7 @@ from holdfast.history.writer import Writer
 from holdfast.model import Usage
 from holdfast.runs import pending
 from holdfast.runs.run_core import RunCore, Write
+from holdfast.runs.streams import StreamReader
 from holdfast.storage.files.backend import FilesBackend
 from holdfast.storage.sqlite.backend import SqliteBackend
 from tests.mutants import Mutant, entry, mutant, nothing
@@ -190,6 +191,43 @@ halts_are_ready = entry(
     "halts_are_ready", "A run that waits for nothing that was decided is not ready.",
     ".runs.abandoned:halt_reason", lambda _: "enough for today",
 )  # fmt: skip
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+@mutant(".runs.streams:StreamReader._restart")
+def mixes_attempts(real: Any) -> Any:
+    """A reader is told that another attempt has begun."""
+
+    def restart(self: StreamReader, n: int, call: int) -> None:
+        self._shown = 0
+        real(self, n, call)
+
+    return restart
+
+
+@mutant(".runs.streams:StreamReader._apply")
+def ends_with_the_stream(real: Any) -> Any:
+    """A reader comes to the end when the step has returned, and not before."""
+
+    def apply(self: StreamReader, n: int, facts: dict[str, Any]) -> None:
+        real(self, n, facts)
+        self._outcome = "done" if self._closed else self._outcome
+
+    return apply
+
+
+@mutant(".history.journal:stream_chunks")
+def chunks_are_of_any_attempt(real: Any) -> Any:
+    """Chunks belong to the attempt that has written them."""
+    return lambda _, chunks, *, closed: real(2, chunks, closed=closed)
+
+
+@mutant(".runs.streams:StreamBuffer.flush")
+def flushes_nothing(real: Any) -> Any:
+    """What was flushed is durable."""
+    return lambda self, *, close=False: real(self, close=close) if close else None
+
 
 # -- what is written, and when -------------------------------------------------------------------
 

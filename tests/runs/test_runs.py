@@ -45,7 +45,7 @@ from holdfast import (
 from holdfast.aio.store import AsyncStore
 from holdfast.aio.workers import Workers
 from holdfast.history import leases
-from holdfast.history.journal import Journal, partial_result
+from holdfast.history.journal import Journal, stream_chunks
 from holdfast.runs import heartbeat
 from holdfast.runs import run_core as run_module
 from holdfast.runs import run_core as runs_run
@@ -92,6 +92,12 @@ class Worker:
         if crash:
             raise Crash
         return value
+
+
+def speak(run: holdfast.Run, *chunks: Any) -> None:
+    with run.stream("talk") as out:
+        for chunk in chunks:
+            out.write(chunk)
 
 
 def call(id: str, **arguments: Any) -> dict[str, Any]:
@@ -445,7 +451,7 @@ def test_what_cannot_be_stored_is_named_by_what_it_was_given_as(home: Home) -> N
     with pytest.raises(NotSerializable, match=r"^prompt\.deep\[1\]"), session.run() as run:
         run.wait_for("go", prompt=odd)
     with pytest.raises(NotSerializable, match=r"^chunk\.deep\[1\]"), session.run() as run:
-        run.step("talk", lambda: run.partial("talk", odd))
+        run.step("talk", lambda: speak(run, odd))
     with session.run() as run:
         run.wait_for("go")
     with pytest.raises(NotSerializable, match=r"^answer\.deep\[1\]"):
@@ -1629,26 +1635,6 @@ def test_arguments_that_are_no_json_call_nothing(home: Home, arguments: str) -> 
         run.tool({"id": "c2", "function": {"name": "book", "arguments": " "}}, lambda: made)
 
 
-def test_partial_results(home: Home) -> None:
-    def body(worker: Worker, run: holdfast.Run) -> None:
-        worker.made = run.partials("model")
-
-        def stream() -> str:
-            for chunk in ("Once", "upon"):
-                run.partial("model", chunk)
-            if not run.resumed:
-                raise Crash
-            return "Once upon a time"
-
-        run.state["text"] = run.step("model", stream)
-
-    Worker(home.session())(body)
-    assert home.session().pending()[0].partial == ("Once", "upon")
-    assert Worker(home.session())(body).made == ["Once", "upon"]
-    with home.session().run() as run, pytest.raises(NotFound):
-        run.partial("nothing", 1)
-
-
 def test_usage_of_sessions_forks_and_children(home: Home) -> None:
     parent = home.session("parent")
     with parent.run() as run:
@@ -2168,7 +2154,7 @@ def test_gc_leaves_the_end_of_something_that_was_freed(home: Home) -> None:
     session.resolve("c1", action="skip")
     with session.run(resume=False):
         Journal(home.store._repository.backend, home._number("s"), None).append(
-            partial_result(1, "late")
+            stream_chunks(1, ["late"], closed=True)
         )
     session.refresh()
     session.save({"n": 1})

@@ -25,6 +25,7 @@ from holdfast.runs.run_core import (
     may_handle_sigterm,
     retries_of,
 )
+from holdfast.runs.streams import StreamBuffer, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -201,9 +202,12 @@ class AsyncRun(RunHandle):
         return self._decorate(fn, name, options)
 
     checkpoint = _in_worker(Run.checkpoint)
-    partial = _in_worker(Run.partial)
     wait_for = _in_worker(Run.wait_for)
     approve = _in_worker(Run.approve)
+
+    def stream(self, key: str) -> AsyncStreamWriter:
+        """Return a writer of a stream: `async with run.stream(key) as out`; see Run.stream."""
+        return AsyncStreamWriter(StreamBuffer(self._core, key), self._work)
 
     async def pending(self) -> list[Pending]:
         """Return open questions of this run, and its calls that are in progress or in doubt."""
@@ -264,6 +268,30 @@ class AsyncRun(RunHandle):
                     await self._work(self._core.withdraw, call)
             raise
         return made[0]
+
+
+class AsyncStreamWriter:
+    """A StreamWriter whose methods are awaited. `sync` is one for a function in a thread."""
+
+    def __init__(self, buffer: StreamBuffer, work: Callable[..., Awaitable[Any]]) -> None:
+        self.sync = StreamWriter(buffer)
+        self._buffer, self._work = buffer, work
+
+    async def __aenter__(self) -> Self:
+        await self._work(self._buffer.begin)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._work(self._buffer.end, error)
+
+    async def write(self, chunk: Any) -> None:
+        """Add a chunk; see StreamWriter.write."""
+        if self._buffer.add(chunk):
+            await self._work(self._buffer.flush)
+
+    async def flush(self) -> None:
+        """Write the chunks of the buffer now; see StreamWriter.flush."""
+        await self._work(self._buffer.flush)
 
 
 async def _once(fn: Callable[[], Any]) -> Any:

@@ -39,6 +39,7 @@ from holdfast.runs.autosave import Autosave
 from holdfast.runs.conversation import Conversation
 from holdfast.runs.resume import RunOptions
 from holdfast.runs.run_core import RunCore
+from holdfast.runs.streams import StreamReader
 from holdfast.session import SAME, Session, run_target
 from holdfast.session import backend_of as backend_of_session
 from holdfast.store import CONCURRENCY, Store
@@ -419,6 +420,23 @@ class AsyncSession(_Handle[Session]):
         """Return the conversation in the session's state; see Session.conversation."""
         found = await self._lane.call(lambda: self.sync.conversation(**options))
         return AsyncConversation(found, self._workers, self._lane)
+
+    def stream(
+        self, key: str, *, after: int = 0, interval: float = 0.1, patience: float | None = None
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the cursors and chunks of a stream; see Session.stream."""
+        reader = StreamReader(backend_of_session(self.sync), self.name, key, after)
+        return self._chunks(reader, interval, patience)
+
+    async def _chunks(
+        self, reader: StreamReader, interval: float, patience: float | None
+    ) -> AsyncIterator[tuple[int, Any]]:
+        polls = reader.polls(patience)
+        while (news := await self._workers.call(next, polls, None)) is not None:
+            for item in news:
+                yield item
+            if not (news or reader.ended):
+                await asyncio.sleep(interval)
 
     def autosave(self, policy: Policy | None = None) -> AsyncAutosave:
         """Save the states of a loop: `async with session.autosave(…)`; see Session.autosave."""

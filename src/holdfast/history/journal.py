@@ -34,6 +34,8 @@ WAIT = "wait:"
 """The prefix of the keys of questions, which wait for an answer."""
 LOST = "lost"
 """The kind of the entries that repair writes in place of lost ones."""
+STREAM, CHUNKS = "stream", "chunks"
+"""The kinds of the entries that begin a stream, and that hold chunks of it."""
 
 Kind = Literal["step", "tool", "wait"]
 CallStatus = Literal["started", "done", "failed", "skipped", "rerun"]
@@ -63,8 +65,6 @@ class Call:
     failure: dict[str, Any] | None = None
     """The facts of the entry that ended it with a failure."""
     ended_us: int | None = None
-    partial: list[Any] = field(default_factory=list)
-    """The parts of its result that run.partial() has recorded."""
     usage: Usage = field(default_factory=Usage)
     """Its usage; zero until it returns or raises."""
 
@@ -156,8 +156,13 @@ def _encode(facts: dict[str, Any]) -> bytes:
         raise
 
 
-def partial_result(call: int, chunk: Any) -> dict[str, Any]:
-    return {"what": "partial", "of": call, "chunk": chunk}
+def stream_begun(call: int, key: str) -> dict[str, Any]:
+    return {"what": STREAM, "of": call, "key": key}
+
+
+def stream_chunks(stream: int, chunks: list[Any], *, closed: bool) -> dict[str, Any]:
+    """Return an entry with chunks. `stream` is the number of the entry that began the stream."""
+    return {"what": CHUNKS, "of": stream, "chunks": chunks, "closed": closed}
 
 
 class Calls:
@@ -168,6 +173,8 @@ class Calls:
         self.lost: list[int] = []
         """The numbers of lost entries."""
         self._numbers: dict[int, Call] = {}
+        self.streams: dict[tuple[int, str], int] = {}
+        """The number of the entry that began a stream last, by number of the call and key."""
 
     def apply(self, n: int, facts: dict[str, Any]) -> None:
         try:
@@ -177,12 +184,12 @@ class Calls:
                 return  # belongs to no call
             elif facts["what"] == LOST:
                 self.lost.append(n)
+            elif facts["what"] == STREAM:
+                self.streams[facts["of"], facts["key"]] = n
+            elif facts["what"] == CHUNKS:
+                return  # only StreamReader reads them
             elif facts["of"] in self._numbers:  # else gc has freed the entry that began it
-                call = self._numbers[facts["of"]]
-                if facts["what"] == "partial":
-                    call.partial.append(facts["chunk"])
-                    return
-                call.end(facts)
+                self._numbers[facts["of"]].end(facts)
         except (LookupError, TypeError, AttributeError) as e:
             raise Corrupt(f"entry {n} of the journal does not make sense") from e
 

@@ -185,7 +185,7 @@ def changes(of: Iterable[Change]) -> list[Shape]:
 
 
 def pending(of: Pending) -> Shape:
-    return _fields(of, *of._fields) | {"partial": value(list(of.partial))}
+    return _fields(of, *of._fields)
 
 
 def made_call(of: MadeCall) -> Shape:

@@ -120,7 +120,7 @@ def _why_abandoned(
 
 
 def resumable(runs: list[Abandoned]) -> list[Abandoned]:
-    """Return the runs that go on without a decision of a person."""
+    """Return the runs that need no decision of a person."""
     return [run for run in runs if run.state in ("died", "ready")]
 
 

@@ -52,8 +52,6 @@ class Pending(NamedTuple):
     turn: int
     since: dt.datetime
     """The time at which the call began."""
-    partial: tuple[Any, ...]
-    """The parts of its result that run.partial() has recorded."""
 
 
 class MadeCall(NamedTuple):
@@ -98,7 +96,7 @@ def listed(calls: Calls, session: str, running: Callable[[Call], bool]) -> list[
         Pending(
             session, key_of(call) if newest[key_of(call)] is call else call.idempotency_key,
             call.name, _state(call, running=running(call)), call.arguments, call.idempotency_key,
-            call.run, call.turn, time_of(call.started_us), tuple(call.partial),
+            call.run, call.turn, time_of(call.started_us),
         )
         for call in calls.open()
     ]  # fmt: skip

@@ -18,6 +18,7 @@ from holdfast.runs.run_core import (
     retrying,
     terminable,
 )
+from holdfast.runs.streams import StreamBuffer, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,10 +113,6 @@ class RunHandle:
         largest sum counts.
         """
         self._core.add_usage(usage, fields)
-
-    def partials(self, key: str) -> list[Any]:
-        """Return the parts that partial() has recorded for a call that was interrupted."""
-        return self._core.partials(key)
 
     def _decorate(self, fn: Any, name: str | None, given: dict[str, Any]) -> Any:
         """Return `fn` as a durable function, or a decorator if `fn` is None."""
@@ -349,13 +346,22 @@ class Run(RunHandle):
         """
         return self._core.take_checkpoint(event, fields)
 
-    def partial(self, key: str, chunk: Any) -> None:
-        """Record one part of a result that is still being produced.
+    def stream(self, key: str) -> StreamWriter:
+        """Return a writer of a stream, to be used in the function of a step or tool.
 
-        It is durable when this returns. partials() returns the parts if the call is interrupted.
-        `key` is the key or the name of a call in progress. Raises NotFound if there is none.
+        ```
+        def ask(question):
+            with run.stream("answer") as out:
+                for text in model(question):
+                    out.write(text)
+        ```
+
+        Session.stream(key) reads it, in any process. Chunks are written every 100 ms or 16 KB. If
+        the step is made again after a crash or an error, the stream begins again, and its readers
+        get a RESTART. Entering the writer raises InvalidRequest outside of a step or tool, and if
+        the step is writing a stream of this key already.
         """
-        self._core.add_partial(key, chunk)
+        return StreamWriter(StreamBuffer(self._core, key))
 
     def wait_for(self, name: str, prompt: Any = None) -> Any:
         """Return the answer to a question, for example a human's approval.

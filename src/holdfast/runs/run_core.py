@@ -25,7 +25,6 @@ from holdfast.errors import (
     HoldfastError,
     InDoubt,
     InvalidRequest,
-    NotFound,
     NotSerializable,
     StepChanged,
     StepFailed,
@@ -482,6 +481,8 @@ class RunCore:
         """The keys of questions without an answer, by turn, name and digest of the prompt."""
         self._in_progress: dict[str, Call | None] = {}
         """The calls in progress; None for a call that is not yet noted as begun."""
+        self._streams: set[tuple[int, str]] = set()
+        """The streams that are being written, by number of the call and key."""
         self._visited: set[str] = set()
         """The keys that the code has asked for in this turn."""
         self.resumed = False
@@ -985,19 +986,33 @@ class RunCore:
         if not self._lost:
             self._journal.append(ended(call.number, "rerun", now_us()))
 
-    def add_partial(self, key: str, chunk: Any) -> None:
-        """Record one part of the result of a call in progress. Raises NotFound if there is none."""
-        for call in self._begun():
-            if key in (call.key, call.name):
-                self._journal.append(journals.partial_result(call.number, chunk))
-                return
-        raise NotFound(f"no call {key!r} is being made", hint=", ".join(self._in_progress) or None)
+    def begin_stream(self, key: str) -> tuple[int, int]:
+        """Begin a stream of the call that is being made here.
 
-    def partials(self, key: str) -> list[Any]:
-        for call in list(self._journal.calls.all.values()):
-            if key in (call.key, call.name) and call.partial:
-                return list(call.partial)
-        return []
+        Returns the numbers of the entries that began the call and the stream.
+        """
+        call = current.get()
+        if call is None or self._in_progress.get(call.key) is not call:
+            raise InvalidRequest(
+                "a stream belongs to a step or tool", hint="use run.stream() in its function"
+            )
+        journal = self._journal
+        with self._lock:
+            if (call.number, key) in self._streams:
+                raise InvalidRequest(f"stream {key!r} is being written already")
+            self._streams.add((call.number, key))
+        try:
+            journal.append(journals.stream_begun(call.number, key))
+        except BaseException:
+            self._streams.discard((call.number, key))
+            raise
+        return call.number, journal.calls.streams[call.number, key]
+
+    def append_chunks(self, stream: int, chunks: list[Any], *, closed: bool) -> None:
+        self._journal.append(journals.stream_chunks(stream, chunks, closed=closed))
+
+    def end_stream(self, call: int, key: str) -> None:
+        self._streams.discard((call, key))
 
     def wait(self, name: str, prompt: Any, key: str | None = None) -> Any:
         """Return the answer to a question. Raises Halt if there is none yet.

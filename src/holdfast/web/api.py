@@ -195,7 +195,7 @@ def run(store: Store, params: Params) -> Shape:
 
 
 def _fold_call(shape: Shape, budget: int) -> Shape:
-    for name in ("arguments", "result", "partial", "error", "reason"):
+    for name in ("arguments", "result", "error", "reason"):
         if name in shape:
             shape[name] = fold(shape[name], budget // 2)
     return shape

@@ -42,7 +42,6 @@ function pendingNode(each, desk) {
     el("div", { class: "callhead" }, el("span", { class: "waiting" }, words[each.state] ?? each.state), el("code", { class: "tool" }, each.name), el("span", { class: "quiet", title: moment(each.since) }, age(each.since))),
     each.state === "in doubt" && el("p", {}, "It was begun, and nothing says whether it was done. Look where it would have left a trace, then decide."),
     valueNode(each.arguments),
-    each.partial.length > 0 && el("div", {}, el("p", { class: "quiet" }, "What it has reported:"), valueNode(each.partial)),
     el("p", { class: "quiet small" }, "key ", el("code", {}, each.key), ", idempotency key ", el("code", {}, each.idempotency_key)),
   ];
   if (!desk.readOnly && each.state === "in doubt") {
