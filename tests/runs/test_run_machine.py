@@ -776,7 +776,7 @@ class RunMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.books)))
         found = self.find(self.books[name], key, waits=False)
         session = self.stores[which].session(name)
-        said: dict[str, Any] = {"result": {"result": "said"}}.get(how, {how: True})
+        said: dict[str, Any] = {"result": {"result": "said"}}.get(how, {"action": how})
         if isinstance(found, type):
             with pytest.raises(found):
                 session.resolve(key, **said)
