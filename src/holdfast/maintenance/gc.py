@@ -92,7 +92,6 @@ class FreePlanner:
     ) -> None:
         self.session, self._batch = session, batch
         self._row, self._head = lineage.read_head(reader, session)
-        self._terms: set[IndexTerm] = set()
         self._known = dict(self._checkpoints(reader))
         self._graft_rows = dict(reader.grafts(session, 0, records.MAX_SEQ))
         """Rows of the grafts as stored. The row of seq 0 lists the freed checkpoints."""
@@ -104,28 +103,31 @@ class FreePlanner:
         self._freed = IntervalSet(
             records.unseal_freed(session, self._graft_rows[0]) if 0 in self._graft_rows else ()
         )
-        self.due, self.held, remove = self._select(reader, erase=erase)
         found = reader.session_by_number(session)
+        deleted = found is not None and found.is_deleted
+        self.due, self.held, remove = self._select(reader, deleted=deleted, erase=erase)
         self.remove = found.name if found and remove else None
+        self._terms: set[IndexTerm] = set()
+        """The index terms of the session, if it is removed."""
 
     def _checkpoints(self, reader: Reader) -> Iterator[tuple[int, _Known]]:
-        """Yield the checkpoints of the session by seq, and collect its index terms."""
+        """Yield the checkpoints of the session by seq."""
         session = self.session
         for row in all_rows(reader, session):
             try:
                 record = records.unseal_checkpoint(session, *row).record
-                self._terms.update(records.session_terms(session, record.extra))
                 parent = lineage.parent_of(reader, Address(session, row.seq), record)
                 yield row.seq, _Known(row.id, parent, record.hash, record)
             except UNREADABLE:
                 yield row.seq, _Known(row.id, None, b"", None)
 
-    def _select(self, reader: Reader, *, erase: bool) -> tuple[list[int], int, bool]:
+    def _select(
+        self, reader: Reader, *, deleted: bool, erase: bool
+    ) -> tuple[list[int], int, bool]:
         """Return the initial `due` and `held`, and whether the whole session is freed."""
         head = self._head.seq
         tombstones = reader.tombstones(self.session, 0, records.MAX_SEQ)
-        deleted, remove = _deletion(reader, self.session, self._head)
-        if remove or (deleted and erase):
+        if deleted and (erase or _is_deletion_due(reader, self.session, self._head)):
             # Free the head first. Without it the deletion cannot be undone. So an undo never
             # restores a session that has lost some of its checkpoints.
             return sorted(self._known, key=lambda seq: (seq != head, seq)), 0, True
@@ -270,6 +272,8 @@ class FreePlanner:
             id, _, _, record = self._known[seq]
             if record is not None:
                 terms += records.index_terms(id, record.extra)
+                if self.remove is not None:
+                    self._terms.update(records.session_terms(self.session, record.extra))
                 if "key" in record.extra:
                     keys.append(records.encode_name(record.extra["key"]))
         low, high = min(batch, default=0), max(batch, default=0)
@@ -358,16 +362,14 @@ class FreePlanner:
                     yield *address, new
 
 
-def _deletion(reader: Reader, session: int, head: Head) -> tuple[bool, bool]:
-    """Return whether a session was deleted as a whole, and whether it may be freed."""
-    if not lineage.is_deleted(reader, session):
-        return False, False
+def _is_deletion_due(reader: Reader, session: int, head: Head) -> bool:
+    """Return whether a session that was deleted as a whole may be freed."""
     for number, body in reader.operations(session, head.operations, head.operations):
         _, created, _, details = records.unseal_operation(session, number, body)
         hold = details.get("hold")
         if hold is not None and not is_due(records.Tombstone(number, created, True, *hold)):
-            return True, False
-    return True, True
+            return False
+    return True
 
 
 _TRIM_BATCH = 2_000

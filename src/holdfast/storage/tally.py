@@ -100,7 +100,13 @@ class Tally(NamedTuple):
     @staticmethod
     def total(bodies: Iterable[bytes]) -> int:
         """Return the sum of the digests at the beginning of sealed rows."""
-        return sum(map(_digest, bodies)) & TALLY_MASK
+        return sum(map(Tally.of_row, bodies)) & TALLY_MASK
+
+    @staticmethod
+    def of_row(body: bytes) -> int:
+        """Return the digest at the beginning of a sealed row, as a number."""
+        begin = body[:8] if type(body) is bytes else b""
+        return int.from_bytes(begin.ljust(8, b"\0"), "big") & TALLY_MASK
 
     @staticmethod
     def of_lease(token: bytes, body: bytes) -> bytes:
@@ -109,11 +115,6 @@ class Tally(NamedTuple):
 
 
 TALLY_MASK = (1 << 62) - 1
-
-
-def _digest(body: bytes) -> int:
-    begin = body[:8] if type(body) is bytes else b""
-    return int.from_bytes(begin.ljust(8, b"\0"), "big") & TALLY_MASK
 
 
 class Span(NamedTuple):

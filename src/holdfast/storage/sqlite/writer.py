@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from holdfast.storage.contract import Batch, Guard, Refusal, Swap, Write
     from holdfast.storage.reader import Reader
-    from holdfast.storage.tables import Row
+    from holdfast.storage.tables import Index, Row
 
 _MAX_BINDINGS = 16
 _MAX_PLAIN = 4
@@ -98,11 +98,12 @@ def prepare(connection: apsw.Connection) -> None:
     """Create the temporary views and triggers through which a connection writes."""
     functions: list[tuple[str, Any, int]] = [
         ("name_hash", name_hash, 1),
-        ("tally", lambda body: Tally.total([body]), 1),
+        ("tally", Tally.of_row, 1),
         ("lease_tally", Tally.of_lease, 2),
     ]
     for name, function, arguments in functions:
         connection.create_scalar_function(name, function, arguments, deterministic=True)
+    connection.execute("PRAGMA recursive_triggers = 1")  # a row that is replaced is deleted, too
     for sql in (_APPENDS, _ENTRIES, *_NAMES, *_tallies()):
         connection.execute(sql)
 
@@ -284,9 +285,9 @@ def _is_taken(error: Any) -> bool:
 
 
 @cache
-def _insert(table: str) -> str:
+def _insert(table: str, *, replace: bool) -> str:
     marks = ", ".join("?" * (len(TABLES[table].columns) + 2 * (table == "leases")))
-    return f"INSERT INTO {table} VALUES ({marks}); "  # noqa: S608 - our own names
+    return f"INSERT {'OR REPLACE ' * replace}INTO {table} VALUES ({marks}); "  # noqa: S608
 
 
 @cache
@@ -298,6 +299,12 @@ def _delete(table: str) -> str:
 @cache
 def _delete_range(table: str) -> str:
     return f"DELETE FROM {table} WHERE pos >= ? AND pos < ?; "  # noqa: S608
+
+
+@cache
+def _delete_if(by: Index, column: str) -> str:
+    value = COMPUTED.get(column, column)
+    return f"DELETE FROM {by.table} WHERE {by.by[0]} = ? AND {value} IS ?"  # noqa: S608 - a damaged one, too
 
 
 _RENAME = "UPDATE sessions SET name = ?, body = ? WHERE num = ?; "
@@ -367,8 +374,7 @@ class _Statements:
             case Insert(table, row, refusal):
                 self._insert(table, row, refusal)
             case Put(table, row):
-                self._collect(_delete(table), row[: TABLES[table].key])  # triggers see the old row
-                self._insert(table, row, None)
+                self._insert(table, row, None, replace=True)
             case Delete(table, key):
                 self._collect(_delete(table), key)
             case DeleteRange(table, low, high):
@@ -376,9 +382,7 @@ class _Statements:
                 if table == "journal":
                     self._collect(_SPAN, (low >> SEQ_BITS, high - low, high - low))
             case DeleteIf(by, key, column, value, refusal):
-                test = f"{COMPUTED.get(column, column)} IS ?"  # a damaged one, too
-                sql = f"DELETE FROM {by.table} WHERE {by.by[0]} = ? AND {test}"  # noqa: S608
-                self._change(sql, (*key, value), refusal)
+                self._change(_delete_if(by, column), (*key, value), refusal)
             case Rename(session, name, body, refusal):
                 self._collect(_RENAME, (name, body, session), refusal)
             case Share(digest, None, _, refusal):
@@ -386,11 +390,13 @@ class _Statements:
             case Share(digest, body, rewrite):
                 self._collect(_REWRITE if rewrite else _SHARE, (digest, body))
 
-    def _insert(self, table: str, row: Row, refusal: Refusal | None) -> None:
+    def _insert(
+        self, table: str, row: Row, refusal: Refusal | None, *, replace: bool = False
+    ) -> None:
         if table == "leases":
             session, token, body = row
             row = session, token, clock.boot_id(), clock.elapsed(), body
-        self._collect(_insert(table), row, refusal)
+        self._collect(_insert(table, replace=replace), row, refusal)
         if table == "journal":
             session, number = row[0] >> SEQ_BITS, row[0] & MAX_SEQ
             self._collect(_SPAN, (session, 1, number + 1), refusal)
