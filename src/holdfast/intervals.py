@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+Run = tuple[int, int]
+
+
 class IntervalSet:
     """A set of numbers, as disjoint intervals [low, high) in ascending order."""
 
@@ -24,7 +27,13 @@ class IntervalSet:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> IntervalSet:
-        return cls((n, n + 1) for n in numbers)
+        runs: list[Run] = []
+        for n in sorted(numbers):
+            if runs and n <= runs[-1][1]:
+                runs[-1] = runs[-1][0], n + 1
+            else:
+                runs.append((n, n + 1))
+        return cls(runs)
 
     def __contains__(self, n: int) -> bool:
         return bool(self.within(n, n + 1))
@@ -79,9 +88,6 @@ class IntervalSet:
         first, last = bisect_right(self._highs, low), bisect_left(self._lows, high)
         pairs = zip(self._lows[first:last], self._highs[first:last], strict=True)
         return [(max(a, low), min(b, high)) for a, b in pairs]
-
-
-Run = tuple[int, int]
 
 
 def whole(shown: Any) -> int:

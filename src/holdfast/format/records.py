@@ -190,14 +190,14 @@ def unseal_checkpoint(session: int, seq: int, id: bytes, body: bytes) -> Row:
         digest, meta, line, size, added, root, skip = ormsgpack.unpackb(payload)
         fields = values.decode_stored(meta)
         step, created_us, operation, parent_seq, parent = fields[:5]
-        numbers = (line, size, added, step, created_us, operation)
-        if (
-            {*map(type, numbers)} != {int}
-            or {*map(type, (digest, meta, root))} != {bytes}
-            or type(skip) not in _MAYBE_INT
-            or type(parent_seq) not in _MAYBE_INT
-            or type(parent) not in (bytes, type(None))
-            or (size < 0 or created_us not in _TIMES)
+        if not (
+            type(digest) is type(meta) is type(root) is bytes
+            and type(line) is type(size) is type(added) is int
+            and type(step) is type(created_us) is type(operation) is int
+            and type(skip) in _MAYBE_INT
+            and type(parent_seq) in _MAYBE_INT
+            and type(parent) in _MAYBE_BYTES
+            and (size >= 0 and created_us in _TIMES)
         ):
             raise ValueError("of wrong types or sizes")
         extra = {_NAMES[k]: v for k, v in fields[5].items()} if len(fields) > 5 else {}

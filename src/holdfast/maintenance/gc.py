@@ -26,7 +26,7 @@ from holdfast.storage import changes
 from holdfast.storage.changes import JournalAppend, Sweep, Trim
 from holdfast.storage.contract import MissingReference, StaleHead
 from holdfast.storage.reader import open_reader
-from holdfast.storage.rows import PAGE, Address, CheckpointRef, GraftRow, GraftWrite
+from holdfast.storage.rows import PAGE, Address, GraftRow, GraftWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,10 +171,11 @@ class FreePlanner:
         journal_from = 0 if self.due or last else self._journal_from(reader, going)
         if last:
             terms += sorted(self._terms)
-        freed = [CheckpointRef(seq, self._known.pop(seq).id) for seq in batch]
+        for seq in batch:
+            del self._known[seq]
         return Sweep(
             session, self._row, known_grafts, forks, below,
-            freed, keys, terms, rows, journal_from, self.remove if last else None,
+            batch, keys, terms, rows, journal_from, self.remove if last else None,
         )  # fmt: skip
 
     def empty_entry(self, reader: Reader) -> JournalAppend | None:

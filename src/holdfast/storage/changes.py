@@ -284,8 +284,8 @@ class Sweep:
     """All forks from it."""
     below: Sequence[Row]
     """All grafts whose ancestor is in this session: the positions of ancestor and graft."""
-    checkpoints: Sequence[CheckpointRef] = ()
-    """The tombstone, graft, marks and key of a checkpoint are removed with it."""
+    checkpoints: Sequence[int] = ()
+    """The seqs of the checkpoints to remove. The tombstone, graft, marks and key of a checkpoint are removed with it."""
     keys: Sequence[bytes] = ()
     """External keys to remove."""
     terms: Sequence[IndexTerm] = ()
@@ -302,7 +302,7 @@ class Sweep:
         session = self.session
         writes: list[Write] = []
         low, high = position(session, 0), position(session + 1, 0)
-        for first, end in IntervalSet.of([ref.seq for ref in self.checkpoints]).all():
+        for first, end in IntervalSet.of(self.checkpoints).all():
             begin, stop = position(session, first), position(session, end)
             tables = ("checkpoints", "gaps", "tombs", "marks")
             writes += [DeleteRange(table, begin, stop) for table in tables]

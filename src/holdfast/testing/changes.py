@@ -21,7 +21,6 @@ from holdfast.storage.rows import (
     Address,
     BlobTrim,
     BlobWrite,
-    CheckpointRef,
     CheckpointRow,
     Fork,
     GraftRow,
@@ -112,6 +111,17 @@ class ChangesContract:
         with open_reader(backend) as reader:
             found = reader.lease(number)
             equal(found and found[:3], (number, b"two", b"row two"))
+        backend.close()
+
+    def test_tallies_of_rows_that_are_replaced(self, tmp_path: Path) -> None:
+        backend, number = self._begun(tmp_path)
+        for n, body in enumerate((b"first body", b"other body"), 1):
+            marks, tombstones = [MarkRow(1, 1, b"t", body)], [TombstoneRow(1, body)]
+            notes = Notes(marks=marks, tombstones=tombstones)
+            notes.copied = Copied(0, operations=[OperationRow(1, body)])
+            write(backend, Change(number, b"h%d" % n, b"h%d" % (n + 1), notes=notes))
+            with open_reader(backend) as reader:
+                equal(list(reader.check_tally(number)), [])
         backend.close()
 
     def test_journal(self, tmp_path: Path) -> None:
@@ -211,12 +221,13 @@ class ChangesContract:
             backend,
             Change(other, b"", b"o1", NameRow(b"other", b"row"), CheckpointRow(1, id, b"c")),
         )
-        change = Change(number, b"h1", b"h2", None, CheckpointRow(2, bytes(14) + b"\x02", b"c2"))
+        second = bytes(14) + b"\x02"
+        change = Change(number, b"h1", b"h2", None, CheckpointRow(2, second, b"c2"))
         change.notes = Notes(
             key=b"k", marks=[MarkRow(2, 1, b"t", b"m")], tombstones=[TombstoneRow(2, b"tomb")]
         )
         write(backend, change)
-        gone = [CheckpointRef(2, bytes(14) + b"\x02")]
+        gone = [2]
         stale = [
             Sweep(number, b"h1", [], [], [], gone),
             Sweep(number, b"h2", [GraftRow(0, b"another gc was here")], [], [], gone),
@@ -237,7 +248,7 @@ class ChangesContract:
         equal(changes.sweep(backend, [*stale, sweep, sweep]), [False] * 5 + [True, False])
         with open_reader(backend) as reader:
             equal(reader.checkpoint(number, 2), None)
-            equal(reader.find_ids(gone[0][1], gone[0][1], 1), [])
+            equal(reader.find_ids(second, second, 1), [])
             equal(reader.find_key(number, b"k"), None)
             equal((reader.marks(number, 0, 9), reader.tombstones(number, 0, 9)), ([], []))
             equal(reader.grafts(number, 0, 9), [(1, b"gap")])
@@ -252,7 +263,7 @@ class ChangesContract:
         change = Change(fork, b"", b"f1", NameRow(b"fork", b"row"))
         change.notes = Notes(origin=Address(number, 1))
         write(backend, change)
-        first = [CheckpointRef(1, bytes(14) + b"\x01")]
+        first = [1]
         freed = [GraftWrite(number, 0, None, b"freed")]
         sweeps = [
             Sweep(number, b"h1", [], [Fork(1, fork)], [], first, grafts=freed),
@@ -331,7 +342,7 @@ class ChangesContract:
             equal(reader.turnover(), (trimmed, copied))
         equal(
             changes.sweep(
-                backend, [Sweep(number, b"h3", (), (), (), [CheckpointRef(5, b"i" * 15)])]
+                backend, [Sweep(number, b"h3", (), (), (), [5])]
             ),
             [True],
         )
