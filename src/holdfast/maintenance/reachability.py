@@ -202,7 +202,7 @@ class Reachable:
         tail, empty = self._tails.get(stream, (None, b""))
         dead = False
         kept: list[int] = []
-        blanked: dict[int, bytes] = {}
+        in_tail: list[int] = []
         for n in rows:
             first = self._positions[n] & (MAX_ITEMS - 1)
             stop = self._positions[n + 1] & (MAX_ITEMS - 1) if n + 1 in rows else MAX_ITEMS
@@ -212,8 +212,7 @@ class Reachable:
                 continue
             if tail is not None and tail.small <= first < tail.end:
                 kept.append(n)
-                if (body := self._blanked(stream, first, empty)) is not None:
-                    blanked[n] = body
+                in_tail.append(n)
                 continue
             rest = self._cut_down(stream, first, living) if living else []
             if rest is None:
@@ -224,22 +223,23 @@ class Reachable:
         packed = [*self._packed(tail, empty, kept)] if dead and tail is not None else []
         yield from packed
         gone = {row for group in packed for row in group.remove}
-        for n, body in blanked.items():
-            if self._row(n) not in gone:
+        for n in in_tail:
+            if self._row(n) not in gone and (body := self._blanked(n, empty)) is not None:
                 yield ItemsTrim([self._row(n)], [ItemsPut(self._positions[n], body)])
 
     def _is_dead(self, stream: int, n: int) -> bool:
         spans = self._spans.get(stream)
         return spans is None or n not in spans
 
-    def _blanked(self, stream: int, first: int, empty: bytes) -> bytes | None:
+    def _blanked(self, n: int, empty: bytes) -> bytes | None:
         """Return a row with its dead items replaced; None if it has none, or is damaged."""
+        address = self._positions[n]
+        stream, first = address >> STREAM_BITS, address & (MAX_ITEMS - 1)
         row = self._unsealed(stream, first)
         if row is None:
             return None
         items = row.items()
-        new = [empty if self._is_dead(stream, n) else i for n, i in enumerate(items, first)]
-        address = stream << STREAM_BITS | first
+        new = [empty if self._is_dead(stream, at) else i for at, i in enumerate(items, first)]
         return None if new == items else seal_items(address, new, row.refs, DENSE)
 
     def _unsealed(self, stream: int, first: int) -> ItemRow | None:
