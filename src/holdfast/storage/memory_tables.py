@@ -95,11 +95,12 @@ class OrderedRows:
         key = self.key(row)
         if key is None:
             return
+        if key not in self.rows:
+            if not self.keys or key > self.keys[-1]:  # most rows come in order
+                self.keys.append(key)
+            else:  # it may be there already, if this is repeated
+                self.keys[self._places(key)] = [key]
         self.rows[key] = row
-        if not self.keys or key > self.keys[-1]:  # most rows come in order
-            self.keys.append(key)
-        elif key != self.keys[-1]:
-            self.keys[self._places(key)] = [key]
 
     def remove(self, key: Key) -> None:
         """Remove the row with this key, if there is one."""
