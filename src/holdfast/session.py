@@ -21,18 +21,16 @@ from holdfast.history.checkpoint_fields import Details
 from holdfast.history.leases import Owner
 from holdfast.history.lineage import Parent
 from holdfast.history.load import Items, Part, Series
-from holdfast.history.notes import Notes
 from holdfast.history.oplog import CHECKPOINT, OPERATION, NextStep, Operator, next_step
 from holdfast.history.revisions import Resolver, check_own
 from holdfast.history.sessions import describe
-from holdfast.history.token_usage import Totals, totals
 from holdfast.history.watch import Watcher
 from holdfast.history.writer import Writer
 from holdfast.log import logger
 from holdfast.model import NOTHING, Operation, ToolCall
 from holdfast.storage.rows import Address, SessionRow
 
-# As in store.py, methods import maintenance, runs, diff and search when they need them.
+# As in store.py, methods import maintenance, runs, and what few programs need, when they use it.
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +42,9 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint_fields import Fields
     from holdfast.history.diff import Changes, Diff
     from holdfast.history.message_parts import MessagePart
+    from holdfast.history.notes import Notes
     from holdfast.history.search import Filters
+    from holdfast.history.token_usage import Totals
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import VerifyResult
     from holdfast.runs.abandoned import Abandoned
@@ -450,6 +450,8 @@ class Session:
 
     def notes(self) -> Notes:
         """Return the notes of the session, for facts that are stored before the next checkpoint."""
+        from holdfast.history.notes import Notes
+
         return Notes(self._repository.backend, self.name)
 
     def usage(self) -> Totals:
@@ -457,6 +459,8 @@ class Session:
 
         All records of the session are read. `usage().spent.by_model()` is the usage by model.
         """
+        from holdfast.history.token_usage import totals
+
         with self._repository.reader() as reader:
             return totals(reader, self._number(reader), self.name)
 

@@ -121,9 +121,7 @@ class FreePlanner:
             except UNREADABLE:
                 yield row.seq, _Known(row.id, None, b"", None)
 
-    def _select(
-        self, reader: Reader, *, deleted: bool, erase: bool
-    ) -> tuple[list[int], int, bool]:
+    def _select(self, reader: Reader, *, deleted: bool, erase: bool) -> tuple[list[int], int, bool]:
         """Return the initial `due` and `held`, and whether the whole session is freed."""
         head = self._head.seq
         tombstones = reader.tombstones(self.session, 0, records.MAX_SEQ)

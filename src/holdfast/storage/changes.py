@@ -285,7 +285,7 @@ class Sweep:
     below: Sequence[Row]
     """All grafts whose ancestor is in this session: the positions of ancestor and graft."""
     checkpoints: Sequence[int] = ()
-    """The seqs of the checkpoints to remove. The tombstone, graft, marks and key of a checkpoint are removed with it."""
+    """The seqs of the checkpoints to remove, each with its tombstone, graft, marks and key."""
     keys: Sequence[bytes] = ()
     """External keys to remove."""
     terms: Sequence[IndexTerm] = ()

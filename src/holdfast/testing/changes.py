@@ -341,9 +341,7 @@ class ChangesContract:
             equal((reader.head(number), reader.checkpoint(number, 6)), (b"h3", None))
             equal(reader.turnover(), (trimmed, copied))
         equal(
-            changes.sweep(
-                backend, [Sweep(number, b"h3", (), (), (), [5])]
-            ),
+            changes.sweep(backend, [Sweep(number, b"h3", (), (), (), [5])]),
             [True],
         )
         with open_reader(backend) as reader:

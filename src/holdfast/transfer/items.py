@@ -5,6 +5,7 @@ Streams get new numbers in the target. Data that the target has already is not c
 
 from __future__ import annotations
 
+from collections import defaultdict
 from copy import deepcopy
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -47,7 +48,8 @@ class StreamMap:
         self._reader, self._target = reader, target
         self._data = StoredData(source, reader)
         self._lines: dict[int, int] = {}
-        self._where: dict[int, dict[int, IntervalSet]] = {}
+        self._where: defaultdict[int, defaultdict[int, IntervalSet]]
+        self._where = defaultdict(lambda: defaultdict(IntervalSet))
         """The items that the target has, by source stream and target stream."""
         self.blobs: set[bytes] = set()
         self.begin()
@@ -108,12 +110,12 @@ class StreamMap:
 
     def spans(self, stream: int, other: int) -> IntervalSet:
         """Return the items of a source stream that a target stream has."""
-        return self._where.setdefault(stream, {}).setdefault(other, IntervalSet())
+        return self._where[stream][other]
 
     def lacking(self, stream: int, low: int, high: int) -> list[tuple[int, int]]:
         """Return the parts of [low, high) that are in no stream of the target."""
         parts = [(low, high)]
-        for spans in self._where.get(stream, {}).values():
+        for spans in self._where[stream].values():
             parts = [part for span in parts for part in spans.missing(*span)]
         return parts
 
@@ -124,9 +126,11 @@ class StreamMap:
         is neither in the target nor coming.
         """
         stream, first, count = extent
-        places = [(self.own(stream), coming), *self._where.get(stream, {}).items()]
+        places = [(self.own(stream), coming), *self._where[stream].items()]
+        if len(places) > 1:
+            places.sort(key=lambda place: -_covered(place[1], first, first + count))
         parts, found = [(first, first + count)], list[tuple[int, int, int]]()
-        for other, spans in sorted(places, key=lambda place: -_covered(place[1], *parts[0])):
+        for other, spans in places:
             found += [(a, b, other) for span in parts for a, b in spans.within(*span)]
             parts = [part for span in parts for part in spans.missing(*span)]
             if not parts:
@@ -183,7 +187,7 @@ class DataBatch:
         self._map = stream_map
         self._ranges: dict[int, tuple[int, IntervalSet]] = {}
         """By stream: the kind of its items, and the items to copy."""
-        self._values: dict[int, IntervalSet] = {}
+        self._values: defaultdict[int, IntervalSet] = defaultdict(IntervalSet)
         """By stream: items that are part of a state. Others are copied only for the next append."""
         self._cuts: dict[int, set[int]] = {}
         """By stream: items at which a row must begin, because a tail refers to that item."""
@@ -231,7 +235,7 @@ class DataBatch:
                     self._tails.append((rope, tail))
                     self._need_tail(rope, tail)
             for stream, first, count in rope.extents:
-                self._values.setdefault(stream, IntervalSet()).add(first, first + count)
+                self._values[stream].add(first, first + count)
                 self._need(rope, stream, self._map.lacking(stream, first, first + count))
 
     def _need_tail(self, rope: Rope, tail: Tail) -> None:
@@ -343,7 +347,7 @@ class DataBatch:
         items, refs = self._map.items(stream, low, high)
         if refs:
             items = [_item(kind, item, self.remapped) for item in items]
-        erased, needed = item_streams.ERASED[kind == DICT], self._values.get(stream, IntervalSet())
+        erased, needed = item_streams.ERASED[kind == DICT], self._values[stream]
         for n, item in enumerate(items, low):
             other = known.get(n, item)
             if other == item or (item == erased and n not in needed):
