@@ -128,7 +128,7 @@ def log(store: Store, params: Params) -> Shape:
     session = params.session(store)
     limit = params.number("limit", 200) or 1
     before = params.number("before", 0, HIGHEST) or None
-    page = list(islice(session.tree(newest_first=True, before=before), limit + 1))
+    page = list(islice(session.tree(newest_first=True, before=before, summary=True), limit + 1))
     forks = session.forks()
     head = _head_id(session)
     bridges: dict[int, Shape] = {}

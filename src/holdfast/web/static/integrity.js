@@ -17,11 +17,11 @@ export async function showIntegrity(checkpoint, signal) {
   return el("div", { class: "integrity" },
     told.problem === null
       ? el("div", { class: "banner good" }, icon("completed"), el("p", {}, told.as_of === "export" ? "As of the export, it loaded and every byte of it matched its hash. This page cannot check what was changed since." : "It loads, and every byte of it matches its hash."))
-      : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("check")), " tells what else is damaged.")),
+      : el("div", { class: "banner warn" }, el("p", {}, told.problem), el("p", { class: "quiet" }, "Its neighbours are not touched by this. ", el("code", {}, commandLine("verify")), " tells what else is damaged.")),
     of.damaged ? knownFacts(of, told.known) : recordFacts(of),
     told.chain.length > 0 && el("section", { class: "group" }, el("h3", {}, "Chain"), el("p", { class: "quiet" }, "Each hash covers the one before, so that nothing in the past can change unseen."), el("ol", { class: "chain" }, told.chain.map(chainLink))),
     el("section", { class: "group" }, el("h3", {}, "Operations ", el("span", { class: "count" }, grouped(operations.length))),
-      ops.items.length ? el("ol", { class: "ops" }, ops.items.map(operationRow)) : el("p", { class: "quiet" }, "Nothing was done to this session apart from saving.")));
+      operations.items.length ? el("ol", { class: "operations" }, operations.items.map(operationRow)) : el("p", { class: "quiet" }, "Nothing was done to this session apart from saving.")));
 }
 
 /** Facts about an unreadable checkpoint, from its neighbours and its marks. */

@@ -92,10 +92,10 @@ export function statusWord(status) {
   return Object.hasOwn(STATUS_WORDS, status) ? STATUS_WORDS[status] : status;
 }
 
-/** The title of a row: its label, or its trigger. */
+/** The title of a checkpoint: its label, or what it changed, or its trigger. */
 export function titleOf(checkpoint) {
   if (checkpoint.damaged) return "damaged";
-  return checkpoint.label ?? checkpoint.trigger ?? checkpoint.operation;
+  return checkpoint.label ?? checkpoint.summary ?? checkpoint.trigger ?? checkpoint.operation;
 }
 
 /** From now on, commands are for this store. */
