@@ -254,3 +254,41 @@ def test_a_transcript_has_results_after_their_calls(session):
     assert session.transcript(path="data.messages") == session.transcript()
     assert session.transcript(path="log") == []
     assert [part.name for part in session.transcript() if part.kind == "result"] == ["look", "look"]
+
+
+def test_a_short_list_that_is_replaced_by_a_long_one(session):
+    session.save({"messages": [user("old")]})
+    session.save({"messages": [user(f"new {n} " + "long " * 20) for n in range(60)]})
+    assert newest(session).startswith("user: new 59")
+    session.save({"log": ["old"]})
+    session.save({"log": [f"new {n} " + "long " * 20 for n in range(60)]})
+    assert newest(session) == "log: 1 replaced by 60"
+
+
+def test_only_the_last_of_many_items_are_decoded(session, monkeypatch):
+    from holdfast.history import summary
+
+    session.save({"messages": [user("x" * 500) for _ in range(200)]})
+    decoded = []
+    parse = summary.message_parts
+    monkeypatch.setattr(summary, "message_parts", lambda value: decoded.append(1) or parse(value))
+    assert newest(session).endswith("(+199)")
+    assert len(decoded) < 10
+
+
+def test_a_call_that_is_listed_twice_is_one_call():
+    block = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    message = {
+        "role": "assistant",
+        "content": [block],
+        "tool_calls": [{"id": "1", "name": "look", "args": {}}, {"id": "2", "name": "see"}],
+    }
+    assert [*map(str, message_parts(message))] == ["→ look()", "→ see()"]
+
+
+def test_a_transcript_of_repeated_ids_and_several_lists(session):
+    calls = [ASKS, {"role": "tool", "tool_call_id": "1", "content": "first"}]
+    calls += [{"role": "tool", "tool_call_id": "1", "content": "late"}]
+    session.save({"other": [user("one")], "messages": [user("Who?"), *calls]})
+    lines = [*map(str, session.transcript())]
+    assert lines == ["user: Who?", "→ look(id='mia')", "← first", "← late"]

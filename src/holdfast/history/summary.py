@@ -94,8 +94,7 @@ class Summaries:
                 line = _line(_Comparison(self._source).changes(before, after, ()))
         except UNREADABLE as e:
             return f"damaged: {one_line(e.message, WIDTH)}"
-        line = line or _without_changes(checkpoint)
-        return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+        return line or _cut(_without_changes(checkpoint), 0)
 
     def _root(self, place: Address) -> Node:
         if place not in self._roots:
@@ -139,8 +138,14 @@ def _line(changes: Iterator[_Change]) -> str:
             break
     found = [c for c in found if not _is_internal(c.path)] or found
     lines = [_plain(change) for change in found[:_CHANGES]]
-    more = f" (+{len(found) - _CHANGES})" if len(found) > _CHANGES else ""
-    return ", ".join(lines) + more
+    return _cut(", ".join(lines), len(found) - len(lines))
+
+
+def _cut(line: str, more: int) -> str:
+    """Return a line that is not too long, with the number of things that it leaves out."""
+    count = f" (+{more})" if more else ""
+    room = WIDTH - len(count)
+    return (line if len(line) <= room else line[: room - 1] + "…") + count
 
 
 def _is_time(path: tuple[Any, ...]) -> bool:
@@ -161,8 +166,8 @@ def _conversation(change: _Change) -> str:
     said = [part for value in change.after for part in message_parts(value)]
     if not said:
         return ""
-    edited = "" if change.is_list or not change.before else "edited "
-    return edited + _say(said, max(change.added - len(change.after), 0))
+    line = _say(said, max(change.added - len(change.after), 0))
+    return line if change.is_list or not change.before else _cut(f"edited {line}", 0)
 
 
 def _say(parts: list[MessagePart], more: int) -> str:
@@ -176,8 +181,7 @@ def _say(parts: list[MessagePart], more: int) -> str:
         hidden = len(called) - len(shown[:_ITEMS])
     else:
         line, hidden = str((spoken or parts)[-1]), len(spoken) - 1
-    more += max(hidden, 0)
-    return f"{line} (+{more})" if more else line
+    return _cut(line, more + max(hidden, 0))
 
 
 def _plain(change: _Change) -> str:
