@@ -270,8 +270,12 @@ def test_only_the_last_of_many_items_are_decoded(session, monkeypatch):
 
     session.save({"messages": [user("x" * 500) for _ in range(200)]})
     decoded = []
-    parse = summary.message_parts
-    monkeypatch.setattr(summary, "message_parts", lambda value: decoded.append(1) or parse(value))
+
+    def counted(value):
+        decoded.append(value)
+        return message_parts(value)
+
+    monkeypatch.setattr(summary, "message_parts", counted)
     assert newest(session).endswith("(+199)")
     assert len(decoded) < 10
 
