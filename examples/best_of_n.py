@@ -56,7 +56,7 @@ def main() -> None:
             if fork is not best:
                 fork.delete()
         print(f"Kept: {[info.name for info in store.sessions()]}")
-        [found] = store.find(tag="best")
+        [found] = store.checkpoints(tag="best")
         print(f"The best is {found.session}, with {score(best.load())}.")
         print(f"What it changed:\n{best.diff('start')}")
 

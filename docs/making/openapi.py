@@ -21,9 +21,9 @@ _FOLDED = {"reason", "hint", "pending", "error"}
 _ALWAYS = ["id", "session", "seq", "damaged"]
 """The fields that a damaged checkpoint has."""
 _USED = (
-    "checkpoint", "log line", "usage", "call", "run", "session", "operation", "change", "ways",
-    "costs", "pending", "made call", "totals", "abandoned", "budget spent", "decision", "answer",
-    "error",
+    "checkpoint", "log line", "usage", "call", "run", "session", "operation", "change", "hit",
+    "ways", "costs", "pending", "made call", "totals", "abandoned", "budget spent", "decision",
+    "answer", "error",
 )  # fmt: skip
 
 # path: (description, required parameters, optional parameters, type of the answer)
@@ -49,8 +49,9 @@ _READS: dict[str, tuple[str, str, str, str | Schema]] = {
     "undoable": ("The next effect of undo and of redo in a session", "session", "", "undoable"),
     "integrity": ("Whether a checkpoint loads, and its hashes", "id", "session seq", "integrity"),
     "search": (
-        "Matching checkpoints, newest first", "",
-        "agent status trigger tag label mark meta text before limit fold", "found",
+        "Sessions by name, and checkpoints, newest first", "",
+        "text case_sensitive session agent status trigger tag label mark meta before limit",
+        "page of hit",
     ),
 }  # fmt: skip
 _ACTIONS: dict[str, tuple[str, str, str, str]] = {
@@ -170,7 +171,6 @@ def _answers() -> Schema:
     entry = {"kind": _TEXT, "size": whole, "length": _maybe(whole)}
     point = _object(id=_TEXT, step=whole, tokens=whole, cost={"type": "number"}, size=whole)
     link = _object(id=_TEXT, damaged=maybe)
-    hit = _object(excerpt=maybe, count=whole, newest=_TEXT)
     bridge = _object(id=_TEXT, step=whole, ancestor=maybe)
     known = _object(
         step=_maybe(whole), label=maybe, tags=_list(_TEXT), ancestor=maybe, child=maybe,
@@ -190,10 +190,7 @@ def _answers() -> Schema:
                 "additionalProperties": {"enum": ["died", "in doubt", "waiting", "over budget"]},
             },
         ),
-        "found": _object(
-            items=_list(_ref("checkpoint")), next=maybe,
-            found={"type": "object", "additionalProperties": hit},
-        ),
+        "page_of_hit": _object(items=_list(_ref("hit")), next=maybe),
         "log": _object(
             items=_list(_ref("log line")), next=_maybe(whole), head=maybe, count=whole,
             bridges={"type": "object", "additionalProperties": bridge},

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from holdfast.history.message_parts import MessagePart
     from holdfast.history.notes import Notes
     from holdfast.history.oplog import NextStep
-    from holdfast.history.search import Hit
+    from holdfast.history.search import SearchHit
+    from holdfast.history.search_index import IndexResult
     from holdfast.history.token_usage import Totals
     from holdfast.history.watch import Watcher
     from holdfast.maintenance.doctor import Finding, diagnose
@@ -84,8 +85,9 @@ else:
         "history.damage": "Neighbours",
         "history.oplog": "NextStep",
         "history.load": "Items Part Series",
-        "history.search": "Hit",
         "history.message_parts": "MessagePart",
+        "history.search": "SearchHit",
+        "history.search_index": "IndexResult",
         "history.notes": "Notes",
         "history.token_usage": "Totals",
         "history.watch": "Watcher",
@@ -137,13 +139,13 @@ __all__ = [
     "AlreadyDecided", "AmbiguousRevision", "AsyncRun", "AsyncSession", "AsyncStore", "Autosave",
     "Budget", "BudgetSpent", "Change", "Changes", "Checkpoint", "CheckpointNotFound", "Comparison",
     "Conflict", "Conversation", "CopyResult", "Corrupt", "Diff", "Done", "EveryN", "EverySeconds",
-    "Fenced", "Finding", "GcResult", "HeadMoved", "Hit", "HoldfastError", "InDoubt",
+    "Fenced", "Finding", "GcResult", "HeadMoved", "HoldfastError", "InDoubt", "IndexResult",
     "InvalidRequest", "Items", "KeyTaken", "MadeCall", "MessagePart", "Moment", "Neighbours",
     "Never", "NextStep", "NotFound", "NotSerializable", "Notes", "Operation", "Owner", "Part",
-    "Pending", "Plan", "Policy", "Problem", "RepairResult", "Retention", "Retries", "Run", "Series",
-    "Session", "SessionBusy", "SessionExists", "SessionInfo", "SessionNotFound", "SessionRepair",
-    "Stats", "StepChanged", "StepFailed", "Store", "StoreNotFound", "StreamWriter", "TooBig",
-    "ToolCall", "Totals", "Unavailable", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult",
-    "Watcher", "aopen", "current_key", "dangling_calls", "diagnose", "duration", "file_kind",
-    "memory_limit", "new_file", "open",
+    "Pending", "Plan", "Policy", "Problem", "RepairResult", "Retention", "Retries", "Run",
+    "SearchHit", "Series", "Session", "SessionBusy", "SessionExists", "SessionInfo",
+    "SessionNotFound", "SessionRepair", "Stats", "StepChanged", "StepFailed", "Store",
+    "StoreNotFound", "StreamWriter", "TooBig", "ToolCall", "Totals", "Unavailable",
+    "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen", "current_key",
+    "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit", "new_file", "open",
 ]  # fmt: skip

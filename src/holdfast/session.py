@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from holdfast.format.records import Head
     from holdfast.history.checkpoint_fields import Fields
     from holdfast.history.diff import Changes, Diff
+    from holdfast.history.filters import Filters
     from holdfast.history.message_parts import MessagePart
     from holdfast.history.notes import Notes
-    from holdfast.history.search import Filters
+    from holdfast.history.search import SearchHit
     from holdfast.history.token_usage import Totals
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.verify import VerifyResult
@@ -740,23 +741,43 @@ class Session:
                 page = [*Summaries(reader, self._repository.data(reader)).add(page)]
             yield from page
 
-    def find(
+    def checkpoints(
         self,
         *,
-        text: str | None = None,
         before: str | Checkpoint | None = None,
         limit: int | None = None,
         **filters: Unpack[Filters],
     ) -> Iterator[Checkpoint]:
         """Yield the checkpoints that match all filters, on all branches, newest first.
 
-        The filters are those of Store.find(), without `agent`.
+        The filters are those of Store.checkpoints(), without `agent`.
         """
-        from holdfast.history.search import Query, search
+        from holdfast.history.filters import Query, checkpoints
 
-        query = Query.of(filters, text=text)
         backend = self._repository.backend
-        return (hit.checkpoint for hit in search(backend, query, before, limit, self.name))
+        return checkpoints(backend, Query.of(filters), before, limit, self.name)
+
+    def search(
+        self,
+        text: str,
+        *,
+        case_sensitive: bool = False,
+        before: str | Checkpoint | SearchHit | None = None,
+        limit: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Iterator[SearchHit]:
+        """Yield the checkpoints in which a text came into the state, newest first.
+
+        The options are those of Store.search(). In a fork, the text of its origin came with the
+        first checkpoint.
+        """
+        from holdfast.history.filters import Query
+        from holdfast.history.search import search
+
+        return search(
+            self._repository.backend, text, Query.of(filters), case_sensitive=case_sensitive,
+            before=before, limit=limit, session=self.name,
+        )  # fmt: skip
 
     def operations(self) -> list[Operation]:
         """Return the operations other than saves, oldest first: rewinds, labels, tags, deletions.

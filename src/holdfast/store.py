@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from holdfast.errors import HoldfastError
     from holdfast.history.diff import Comparison
-    from holdfast.history.search import Filters, Hit
+    from holdfast.history.filters import Filters
+    from holdfast.history.search import SearchHit
+    from holdfast.history.search_index import IndexResult
     from holdfast.maintenance.autoprune import AutoPruner
     from holdfast.maintenance.gc import GcProgress, GcResult
     from holdfast.maintenance.repair import RepairResult
@@ -189,8 +191,7 @@ class Store:
         `agent` is stored with the session. `parent` is the session that this one works for: the
         usage of this session counts for its parent, too.
         """
-        above = parent.name if isinstance(parent, Session) else parent
-        return Session(self._repository, name, agent, parent=above)
+        return Session(self._repository, name, agent, parent=_name(parent))
 
     def get(self, id: str) -> Checkpoint:
         """Return a checkpoint of any session, by its id or an unambiguous prefix of the id.
@@ -210,13 +211,13 @@ class Store:
     ) -> Iterator[SessionInfo]:
         """Yield the sessions with their heads, ordered by name.
 
-        `agent` is compared with the session; the other filters of find() with its head. A damaged
-        session is listed with a description of the damage, and a filter on a part that cannot be
-        read counts as a match. `after` starts behind the session of that name.
+        `agent` is compared with the session; the other filters of checkpoints() with its head. A
+        damaged session is listed with a description of the damage, and a filter on a part that
+        cannot be read counts as a match. `after` starts behind the session of that name.
         """
-        from holdfast.history.search import Query
+        from holdfast.history.filters import Query
 
-        return sessions(self._repository, agent, Query.of(filters), after)
+        return sessions(self._repository, Query.of(filters, agent=agent), after)
 
     def recent(self, checkpoints: int = 200) -> list[SessionInfo]:
         """Return the sessions that the newest checkpoints belong to, newest first.
@@ -236,47 +237,88 @@ class Store:
             numbers = leases.running(reader)
             return sorted(lineage.session_name(reader, number) for number in numbers)
 
-    def find(
+    def checkpoints(
         self,
         *,
+        session: str | Session | None = None,
         agent: str | None = None,
-        text: str | None = None,
         before: str | Checkpoint | None = None,
         limit: int | None = None,
         **filters: Unpack[Filters],
     ) -> Iterator[Checkpoint]:
-        """Yield the checkpoints of all sessions that match all filters, newest first.
+        """Yield the checkpoints that match all filters, newest first.
 
-        The filters are `agent`, `text`, `status`, `trigger`, `tag`, `label`, `meta` (a dict whose
-        entries the meta of a checkpoint must have), `since` and `until` (datetimes with a zone).
+        The filters are `session`, `agent`, `status`, `trigger`, `tag`, `label`, `meta` (a dict
+        whose entries the meta must have), `since` and `until` (datetimes with a zone).
 
         If `agent` is given without label, tag, trigger and status, the order is session by session,
-        each with its newest checkpoint first. `text` searches all strings of a state. `before` is
-        the last checkpoint of the page before, or its id. `limit` bounds the number of results.
+        each with its newest checkpoint first. `before` is the last checkpoint of the page before,
+        or its id. `limit` bounds the number of results.
         """
-        from holdfast.history.search import Query, search
+        from holdfast.history.filters import Query, checkpoints
 
-        query = Query.of(filters, agent=agent, text=text)
-        return (hit.checkpoint for hit in search(self._repository.backend, query, before, limit))
+        query = Query.of(filters, agent=agent)
+        return checkpoints(self._repository.backend, query, before, limit, _name(session))
 
     def search(
         self,
+        text: str,
         *,
+        session: str | Session | None = None,
         agent: str | None = None,
-        text: str | None = None,
-        before: str | Checkpoint | None = None,
+        case_sensitive: bool = False,
+        before: str | Checkpoint | SearchHit | None = None,
         limit: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
         **filters: Unpack[Filters],
-    ) -> Iterator[Hit]:
-        """Yield the checkpoints of find(), each with the text around the match.
+    ) -> Iterator[SearchHit]:
+        """Yield the checkpoints in which a text came into the state, newest first.
 
-        `stopped` is called during the search, which ends early once it returns True.
+        `text` is searched in all strings of a state, dict keys included; case does not matter,
+        unless `case_sensitive` is True. A checkpoint is a hit if its state has the text where the
+        state of its nearest ancestor has not. So the checkpoints after it are no hits. Bytes never
+        match, also not as base64.
+
+        `session` searches one session, on all branches. `agent` and the other filters are those of
+        checkpoints(). Without `session` and `before`, up to ten sessions whose names have the text
+        come first, if they match the filters as in sessions(); `limit` bounds only the other hits.
+        `before` is the last hit of the page before, or the id of its checkpoint. `stopped` is
+        called during the search, which ends early once it returns True.
+
+        Without an index, the states are read. index() makes searches fast in big stores.
+
+        Example: `[hit.snippet for hit in store.search("Lisbon", limit=5)]`
         """
-        from holdfast.history.search import Query, search
+        from holdfast.history.filters import Query
+        from holdfast.history.search import search
 
-        query = Query.of(filters, agent=agent, text=text)
-        return search(self._repository.backend, query, before, limit, stopped=stopped)
+        return search(
+            self._repository.backend, text, Query.of(filters, agent=agent),
+            case_sensitive=case_sensitive, before=before, limit=limit, session=_name(session),
+            stopped=stopped,
+        )  # fmt: skip
+
+    def index(self, progress: Callable[[int, int], None] | None = None) -> IndexResult:
+        """Build the search index, or bring it up to date. Return what was done.
+
+        It makes search() fast, and no save waits for it. Each later search updates it for at most
+        half a second, unless the store is read-only, and gc() removes from it what it frees. A
+        search reads what the index does not have yet, so its hits are complete. Copies, exports and
+        backups leave the index out. A damaged index, or one of another store, is replaced.
+
+        A store in SQLite has it in the file "<store>-search", a store of plain files beside its
+        folder, PostgreSQL in tables of its own. `progress` is called with the number of sessions
+        done, and their total. Raises InvalidRequest for a store in memory.
+        """
+        from holdfast.history.search_index import build
+
+        return build(self._repository.backend, progress)
+
+    def drop_index(self) -> bool:
+        """Remove the search index. Return whether there was one."""
+        from holdfast.history.search_index import drop
+
+        return drop(self._repository.backend)
 
     def usage(
         self,
@@ -298,7 +340,7 @@ class Store:
         All records of these sessions are read. Rows that cannot be read are left out. Raises
         SessionNotFound for an unknown `session`, and InvalidRequest for an invalid filter.
         """
-        from holdfast.history.search import Query
+        from holdfast.history.filters import Query
         from holdfast.history.usage_sums import usage_sums
 
         return usage_sums(self._repository, by, session, Query.of(filters, agent=agent))
@@ -522,6 +564,10 @@ class Store:
         from holdfast.transfer.export import import_
 
         return import_(self._repository, Path(os.fspath(path)), sessions, progress)
+
+
+def _name(session: str | Session | None) -> str | None:
+    return session.name if isinstance(session, Session) else session
 
 
 def repository_of(store: Store) -> Repository:

@@ -802,7 +802,9 @@ def test_a_change_while_it_is_serialized_is_stored_with_the_next_step(saver: Hol
 def test_a_message_can_be_read_by_people(saver: HoldfastSaver) -> None:
     put(saver, config(), {"messages": [HumanMessage("Where is my luggage?")]})
     session = saver.store.session("t")
-    assert [c.key for c in saver.store.find(text="luggage")] == ["00000000"]
+    [hit] = saver.store.search("luggage")
+    assert hit.checkpoint
+    assert hit.checkpoint.key == "00000000"
     assert session.load()["messages"][0]["of"][2]["content"] == "Where is my luggage?"
 
 

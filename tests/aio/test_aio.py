@@ -194,7 +194,7 @@ async def test_a_session_from_first_to_last(url):
         assert await s.head() == await s.get() == await s.refresh() == third
         assert [c.id for c in await listed(s.history())] == [third.id, second.id, first.id]
         assert len(await listed(s.tree())) == 4
-        assert [c.id for c in await listed(s.find(status="completed"))] == [third.id]
+        assert [c.id for c in await listed(s.checkpoints(status="completed"))] == [third.id]
         assert await s.diff(first)
         assert (await s.blame("plan.goal")).id == third.id
         await s.patch(set={"plan.goal": "y"})
@@ -233,8 +233,8 @@ async def test_a_store_from_first_to_last(path, tmp_path):
         assert await store.get(head.id) == head
         assert [i.name for i in await listed(store.sessions())] == ["a", "b", "c"]
         assert [i.name for i in await listed(store.sessions(after="a", agent="bb"))] == ["b"]
-        assert [c.session for c in await listed(store.find(tag="b"))] == ["b"]
-        assert len(await listed(store.find(text="looking for c", limit=1))) == 1
+        assert [c.session for c in await listed(store.checkpoints(tag="b"))] == ["b"]
+        assert len(await listed(store.search("looking for c", limit=1))) == 1
         assert (await store.verify(sessions=["a"])).ok
         assert (await store.stats(largest=1)).sessions == 3
         assert (await store.repair()).sessions == ()
@@ -262,7 +262,7 @@ async def test_errors_keep_their_type(url):
         with pytest.raises(holdfast.InvalidRequest):
             await store.session("")
         with pytest.raises(holdfast.InvalidRequest):
-            store.find(limit=-1)  # at once, as in the sync API
+            store.checkpoints(limit=-1)  # at once, as in the sync API
         with pytest.raises(holdfast.CheckpointNotFound):
             await listed(one.history("0" * 26))
         with pytest.raises(holdfast.SessionNotFound):
@@ -306,7 +306,7 @@ async def test_iterators_fetch_pages_in_workers(url):
             patch.setattr(backend, "view", watched)
             steps = [c.step for c in await listed(s.history())]
             assert steps == list(range(150, 0, -1))
-            assert len(await listed(store.find())) == 150
+            assert len(await listed(store.checkpoints())) == 150
             assert len(await listed(s.tree())) == 150
             assert len(await listed(store.sessions())) == 1
             assert threads

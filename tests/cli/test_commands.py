@@ -154,9 +154,9 @@ def test_notices_are_kept_apart_from_data(trip):
 
 def test_a_page_of_a_search_tells_where_the_next_begins(trip):
     first = trip.good("search -n 2 --json").lines
-    told = trip.good("search -n 2").err
-    assert told == f"There may be more: --before {first[-1]['id']}\n"
-    rest = trip.good(f"search -n 100 --before {first[-1]['id']} --json").lines
+    last = first[-1]["checkpoint"]["id"]
+    assert trip.good("search -n 2").err == f"There may be more: --before {last}\n"
+    rest = trip.good(f"search -n 100 --before {last} --json").lines
     everything = trip.good("search -n 100 --json").lines
     assert first + rest == everything
 

@@ -105,6 +105,8 @@ def look(scribe: Scribe) -> None:
     scribe.both("search seats", "search --tag good", "search nothing", "search --before x")
     scribe.both("usage", "usage --by model -s trip", "usage --by day --since 2000-01-01")
     scribe.both("usage --agent nobody", "usage -s tirp")
+    scribe.both("search TRIP", "search SEATS --case-sensitive", "search seats -s none")
+    scribe.both("index", "search seats -s trip", "index --drop", "index -S none.db")
     scribe.both("stats", "stats -S none.db")
     for flag in ("", " --json"):
         scribe.remark("a save lands meanwhile, and is rewound")

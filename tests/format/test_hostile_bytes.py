@@ -267,7 +267,7 @@ MULTIPLYING = [case for case in PLANTED if "itself" in case or "two" in case or 
 def test_references_are_followed_once(case):
     """In a circle or ten times ten times ten: each row is read once, and nothing hangs."""
     for use in (
-        lambda s: [*store_of(s).find(text="needle")],
+        lambda s: [*store_of(s).search("needle")],
         lambda s: store_of(s).gc(),
         lambda s: store_of(s).copy(holdfast.open("memory:")),
     ):
@@ -322,7 +322,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "a part by name": lambda s: s.load(path=("x", "a")),
     "the last of a list": lambda s: s.items("x", limit=1),
     "a page": lambda s: s.part("x", limit=9),
-    "a search": lambda s: len([*store_of(s).find(text="secret")]) * "secret",
+    "a search": lambda s: len([*store_of(s).search("secret")]) * "secret",
     "an exported page": lambda s: export.page(store_of(s), ["s"]),
 }
 

@@ -164,10 +164,14 @@ def test_searches_list_or_log_damaged_checkpoints(home: Home, what: str) -> None
     home.filled(4, tags=["t"], trigger="g")
     DAMAGES["record" if what == "torn" else "mark"](home)
     gone = 2 if what == "torn" else 3
-    queries: list[dict[str, Any]] = [{}, {"tag": "t"}, {"trigger": "g"}, {"text": "quick"}]
+    queries: list[dict[str, Any] | str] = [{}, {"tag": "t"}, {"trigger": "g"}, "quick"]
     for query in queries:
         with logged_warnings() as lines:
-            listed = found_seqs(home, **query)
+            if isinstance(query, str):
+                hits = home.store.search(query)
+                listed = [hit.checkpoint.seq for hit in hits if hit.checkpoint]
+            else:
+                listed = found_seqs(home, **query)
         assert set(listed) >= {1, 2, 3, 4} - {gone}
         assert gone in listed or any(f"checkpoint {gone}" in line for line in lines), query
 
@@ -201,10 +205,10 @@ def test_damaged_checkpoints_are_counted_and_kept(home: Home) -> None:
 def test_searches_find_the_neighbours_of_damage(home: Home, what: str) -> None:
     damage_one_of_four_sessions(home, what)
     home.reopened()
-    for query in ({}, {"text": "quick"}):
-        listed = [(c.session, c.seq) for c in home.store.find(**query)]  # type: ignore[arg-type]
-        assert {(n, q) for n in NEIGHBOURS for q in (1, 2, 3)} <= set(listed)
-    assert ("a", 3) in [(c.session, c.seq) for c in home.store.find(tag="x")]
+    listed = {(c.session, c.seq) for c in home.store.checkpoints()}
+    found = {(h.session, h.checkpoint.seq) for h in home.store.search("quick") if h.checkpoint}
+    assert {(n, q) for n in NEIGHBOURS for q in (1, 2, 3)} <= listed & found
+    assert ("a", 3) in [(c.session, c.seq) for c in home.store.checkpoints(tag="x")]
     assert {s.name for s in home.store.stats().largest} >= set(NEIGHBOURS)
 
 

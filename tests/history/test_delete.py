@@ -82,7 +82,7 @@ def test_emptied_sessions_are_not_listed(home: Home) -> None:
         home.session("old").prune(Retention(session_ttl="30d"))
         home.store.prune(Retention(session_ttl="30d"))
         for _ in range(2):
-            assert list(home.reopened().sessions()) == list(home.store.find()) == []
+            assert list(home.reopened().sessions()) == list(home.store.checkpoints()) == []
             assert (home.store.stats().sessions, home.store.stats().largest) == (0, ())
             home.store.gc()
             clock.wait(2 * DAY)
@@ -105,7 +105,12 @@ def test_all_readers_agree_on_what_exists(home: Home) -> None:
     def agree(*, there: bool) -> None:
         session = home.reopened().session("s")
         head = session.head
-        lists = (session.tree(), session.history(), home.store.find(), home.store.find(tag="t"))
+        lists = (
+            session.tree(),
+            session.history(),
+            home.store.checkpoints(),
+            home.store.checkpoints(tag="t"),
+        )
         assert [len(list(listed)) for listed in lists] == [3 * there] * 4
         assert (session.exists(), len(session), head is not None) == (there, 3 * there, there)
         assert [i.name for i in home.store.sessions()] == ["s"] * there

@@ -103,8 +103,8 @@ def test_every_field_survives_undo_gc_and_a_restart(home: Home) -> None:
         {"status": "failed"}, {"meta": {"user": "u1"}},
     ]  # fmt: skip
     for query in queries:
-        assert list(store_.find(**query)) == saved[::-1]
+        assert list(store_.checkpoints(**query)) == saved[::-1]
         assert [i.head for i in store_.sessions(**query)] == saved[2:]
-        for n, c in enumerate(reversed(list(store_.find(**query)))):
+        for n, c in enumerate(reversed(list(store_.checkpoints(**query)))):
             assert {name: getattr(c, name) for name in PLAIN_FIELDS} == PLAIN_FIELDS
             assert (c.tags, c.key) == (("a", "b"), f"k{n}")

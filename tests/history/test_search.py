@@ -1,12 +1,12 @@
-"""Searches give exactly what matches, whatever the values, and read little for it."""
+"""A search finds the checkpoints in which a text came, with and without an index."""
 
 from __future__ import annotations
 
-import datetime as dt
-import itertools
+import base64
 import random
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,865 +14,661 @@ import pytest
 from hypothesis import given, settings
 
 import holdfast
-from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.format import records
-from holdfast.history import search
-from holdfast.storage.sqlite.reader import SqliteView
+from holdfast import SearchHit
+from holdfast.errors import InvalidRequest
+from holdfast.history import search, search_index
+from holdfast.storage import search_index as stored_index
+from holdfast.storage.url import open_search_index
 from tests.format.test_layout import text as random_text
 from tests.mutants import history
-from tests.support.sessions import found_seqs
 from tests.support.stores import Home
 
-START = dt.datetime(2030, 3, 4, 12, tzinfo=dt.UTC)
-STATUSES = ["in_progress", "completed", "failed", "halted"]
+Place = tuple[str, int]
 
 
-class Ticking:
-    """A clock that goes on with every look, by a second unless told otherwise."""
+@pytest.fixture(params=["sqlite", "files", "postgres"])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A store that can have an index."""
+    home = Home(request.param, tmp_path)
+    yield home
+    home.give_back()
 
-    def __init__(self, patch: pytest.MonkeyPatch, ns: int = 10**9) -> None:
-        self.now = int(START.timestamp()) * 10**9
-        self.ns = ns
-        patch.setattr(time, "time_ns", self.tick)
 
-    def tick(self) -> int:
-        self.now += self.ns
-        return self.now
+def build(store: holdfast.Store) -> None:
+    """Make an index where there can be one. Stores in memory are scanned."""
+    if store.kind != "memory":
+        store.index()
 
 
-def ids(found: Any) -> list[str]:
-    return [c.id for c in found]
+def places(hits: Iterator[SearchHit]) -> list[Place]:
+    """The checkpoints of hits, in order."""
+    return [(hit.session, hit.checkpoint.seq) for hit in hits if hit.checkpoint is not None]
 
 
-def everything(store: holdfast.Store) -> list[holdfast.Checkpoint]:
-    """All checkpoints, the newest first, without a search."""
-    found = [c for info in store.sessions() for c in store.session(info.name).tree()]
-    return sorted(found, key=lambda c: c.id, reverse=True)
-
-
-def fits(store: holdfast.Store, c: holdfast.Checkpoint, query: dict[str, Any]) -> bool:
-    """Whether a checkpoint matches, in the plainest way."""
-    for name, wanted in query.items():
-        if name == "tag":
-            good = wanted in c.tags
-        elif name == "meta":
-            good = all(k in c.meta and repr(c.meta[k]) == repr(v) for k, v in wanted.items())
-        elif name == "since":
-            good = c.created_at >= wanted
-        elif name == "until":
-            good = c.created_at < wanted
-        elif name == "text":
-            good = has(store.session(c.session).load(c), wanted)
-        else:
-            good = getattr(c, name) == wanted
-        if not good:
-            return False
-    return True
-
-
-def has(value: Any, text: str) -> bool:
-    if isinstance(value, str):
-        return text in value
-    if isinstance(value, dict):
-        return any(has(k, text) or has(v, text) for k, v in value.items())
-    if isinstance(value, list | tuple | set):
-        return any(has(v, text) for v in value)
-    return False
-
-
-def crowd(store: holdfast.Store, count: int, seed: int = 1) -> None:
-    """Sessions of several agents with all kinds of marks."""
-    rng = random.Random(seed)
-    sessions = [store.session(f"s{n}", agent=["x", "y", None][n % 3]) for n in range(5)]
-    for i in range(count):
-        session = rng.choice(sessions)
-        fields: dict[str, Any] = {}
-        if rng.random() < 0.5:
-            fields["tags"] = rng.sample(["t", "u", "v"], rng.randrange(1, 3))
-        if rng.random() < 0.4:
-            fields["label"] = rng.choice(["l", "m", "t"])
-        if rng.random() < 0.6:
-            fields["trigger"] = rng.choice(["tool", "manual", "t"])
-        if rng.random() < 0.6:
-            fields["status"] = rng.choice(STATUSES)
-        if rng.random() < 0.5:
-            fields["meta"] = {"user": rng.choice(["u1", "u2"]), "n": rng.choice([1, True, 1.0])}
-        words = [rng.choice(["alpha", "beta", "gamma"]) for _ in range(rng.randrange(3))]
-        session.save({"i": i, "words": words}, **fields)
-        if rng.random() < 0.05:
-            session.rewind(rng.choice(list(session.tree())))
-
-
-QUERIES: list[dict[str, Any]] = [
-    {},
-    {"agent": "x"},
-    {"agent": "nobody"},
-    {"status": "in_progress"},
-    {"status": "failed"},
-    {"trigger": "tool"},
-    {"tag": "t"},
-    {"tag": "none"},
-    {"label": "l"},
-    {"label": "t"},
-    {"meta": {"user": "u1"}},
-    {"meta": {"n": 1}},
-    {"meta": {"n": True}},
-    {"meta": {"user": "u2", "n": 1.0}},
-    {"meta": {"missing": None}},
-    {"meta": {}},
-    {"since": START + dt.timedelta(seconds=70)},
-    {"until": START + dt.timedelta(seconds=70)},
-    {"since": START + dt.timedelta(seconds=50), "until": START + dt.timedelta(seconds=110)},
-    {"since": dt.datetime(1, 1, 1, tzinfo=dt.UTC)},
-    {"until": dt.datetime(9999, 1, 1, tzinfo=dt.UTC)},
-    {"text": "alpha"},
-    {"text": "words"},
-    {"text": "a"},
-    {"text": "nowhere"},
-    {"agent": "y", "tag": "t"},
-    {"agent": "x", "status": "completed", "text": "beta"},
-    {"tag": "u", "label": "l", "trigger": "tool", "status": "failed"},
-    {"tag": "t", "since": START + dt.timedelta(seconds=90), "meta": {"user": "u1"}},
-    {"agent": "x", "status": "in_progress"},
-    {"agent": "x", "since": START + dt.timedelta(seconds=50)},
-]
-
-
-def test_each_filter(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    Ticking(monkeypatch)
-    store = home.store
-    crowd(store, 80)
-    all_ = everything(store)
-    for query in QUERIES:
-        wanted = [c.id for c in all_ if fits(store, c, query)]
-        found = ids(store.find(**query))
-        assert sorted(found) == sorted(wanted), query
-        if set(query) & {"tag", "label", "trigger"} or "agent" not in query:
-            assert found == wanted, query
-        infos = list(store.sessions(**{k: v for k, v in query.items() if k != "text"}))
-        if "text" not in query:
-            heads = {k: v for k, v in query.items() if k != "agent"}
-            assert [i.name for i in infos] == [
-                i.name
-                for i in store.sessions()
-                if query.get("agent") in (None, i.agent)
-                and i.head is not None
-                and fits(store, i.head, heads)
-            ]
-
-
-def test_each_filter_within_a_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    Ticking(monkeypatch)
-    monkeypatch.setattr(search, "_PAGE", 2)
-    store = home.store
-    crowd(store, 80)
-    session = store.session("s1")
-    session.delete("@~1")
-    session.fork("fork").save({"words": ["alpha"]}, tags=["t"], label="l")
-    all_ = [*session.tree(newest_first=True)]
-    assert len(all_) > 10
-    for query in QUERIES:
-        if "agent" in query:
-            continue
-        wanted = [c.id for c in all_ if fits(store, c, query)]
-        assert ids(session.find(**query)) == wanted, query
-        assert ids(session.find(**query, limit=2)) == wanted[:2]
-        if len(wanted) > 3:
-            assert ids(session.find(**query, before=wanted[2])) == wanted[3:], query
-
-
-def test_what_a_session_does_not_have(home: Home) -> None:
-    home.filled(3, label="kept")
-    other = home.store.session("other").save({}, tags=["t"], label="kept")
-    assert [*home.session().find(tag="t")] == []
-    assert [c.seq for c in home.session().find(label="kept")] == [3, 2, 1]
-    assert [*home.store.session("none").find(label="kept")] == []
-    with pytest.raises(InvalidRequest, match="another session"):
-        list(home.session().find(before=other))
-    for bad in ({"tag": ""}, {"limit": -1}, {"status": "done"}, {"before": "x"}):
-        with pytest.raises(InvalidRequest):
-            list(home.session().find(**bad))
-    session = home.session()
-    found = session.find()
-    next(found)
-    session.delete()
-    home.session().save({})
-    assert [c.seq for c in found if c.seq > 3] == []
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32), picks=st.lists(st.sampled_from(QUERIES), max_size=4))
-def test_filters_together(seed: int, picks: list[dict[str, Any]]) -> None:
-    query: dict[str, Any] = {}
-    for pick in picks:
-        query |= pick
-    with pytest.MonkeyPatch.context() as patch, holdfast.open("memory:") as store:
-        Ticking(patch)
-        crowd(store, 40, seed)
-        for n in range(len(query) + 1):
-            for part in itertools.islice(itertools.combinations(query.items(), n), 4):
-                wanted = [c.id for c in everything(store) if fits(store, c, dict(part))]
-                assert sorted(ids(store.find(**dict(part)))) == sorted(wanted)
-
-
-def test_the_newest_come_first(home: Home) -> None:
-    crowd(home.store, 60)
-    for query in ({}, {"tag": "t"}, {"text": "alpha"}, {"status": "in_progress"}):
-        found = ids(home.store.find(**query))  # type: ignore[arg-type]
-        assert found == sorted(found, reverse=True)
-        assert len(found) > 5
-
-
-def test_an_agent_alone_is_listed_by_session(home: Home) -> None:
-    """The newest session first, and in each the newest checkpoint."""
-    sessions = [home.store.session(f"s{n}", agent="x" if n % 2 else "y") for n in range(4)]
-    for i in range(12):
-        sessions[i % 4].save({"i": i})
-    found = [(c.session, c.seq) for c in home.store.find(agent="x")]
-    assert found == [("s3", 3), ("s3", 2), ("s3", 1), ("s1", 3), ("s1", 2), ("s1", 1)]
-    fork = sessions[1].fork("fork", "@~1")
-    assert next(home.store.find(agent="x")) == fork.get()
-
-
-@pytest.mark.parametrize("agents", [1, 3])
-def test_a_session_of_many_pages(home: Home, agents: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_PAGE", 2)
-    store = home.store
-    for n in range(40):
-        store.session(f"s{n % 3}", agent=f"a{n % agents}").save({"n": n})
-    for query in ({"agent": "a0"}, {}, {"agent": "a0", "text": "n"}):
-        wanted = {c.id for c in everything(store) if fits(store, c, query)}
-        found = ids(store.find(**query))  # type: ignore[arg-type]
-        assert len(found) == len(wanted)
-        assert set(found) == wanted
-
-
-# -- pages -----------------------------------------------------------------------------------------
-
-PAGED: list[dict[str, Any]] = [
-    {},
-    {"agent": "x"},
-    {"agent": "x", "text": "alpha"},
-    {"tag": "t"},
-    {"label": "l"},
-    {"trigger": "tool", "agent": "x"},
-    {"status": "in_progress"},
-    {"status": "failed"},
-    {"text": "beta"},
-    {"meta": {"user": "u1"}},
-]
-
-
-def paged(store: holdfast.Store, size: int, between: Callable[[], Any], **query: Any) -> list[str]:
-    out: list[str] = []
-    before: str | holdfast.Checkpoint | None = None
-    while True:
-        page = list(store.find(**query, before=before, limit=size))
-        assert len(page) <= size
-        out += ids(page)
-        if len(page) < size:
-            return out
-        before = page[-1].id if len(out) % 2 else page[-1]
-        between()
-
-
-@pytest.mark.parametrize("query", PAGED, ids=str)
-def test_pages_make_the_whole(home: Home, query: dict[str, Any]) -> None:
-    crowd(home.store, 45)
-    whole = ids(home.store.find(**query))
-    assert len(whole) > 3
-    for size in (1, 2, 7, 500):
-        assert paged(home.store, size, lambda: None, **query) == whole
-    assert ids(home.store.find(**query, limit=0)) == []
-    for n in (1, 3):
-        assert ids(home.store.find(**query, limit=n)) == whole[:n]
-
-
-@pytest.mark.parametrize("query", PAGED, ids=str)
-def test_pages_while_others_write(
-    home: Home, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing twice, and nothing left out of what was there when it began."""
-    monkeypatch.setattr(search, "_PAGE", 5)
-    crowd(home.store, 40)
-    old = set(ids(home.store.find(**query)))
-    other = home.another()
-    seeds = itertools.count(2)
-    found = paged(home.store, 3, lambda: crowd(other, 2, next(seeds)), **query)
-    assert len(found) == len(set(found))
-    assert old <= set(found)
-    # And within one search that goes on for long.
-    old = set(ids(home.store.find(**query)))
-    found = []
-    for n, checkpoint in enumerate(home.store.find(**query)):
-        found.append(checkpoint.id)
-        if n % 4 == 0 and n < 40:
-            crowd(other, 2, next(seeds))
-    assert len(found) == len(set(found))
-    assert old <= set(found)
-    wanted = [c.id for c in everything(home.store) if fits(home.store, c, query)]
-    assert set(found) <= set(wanted)
-
-
-def test_sessions_in_pages(home: Home) -> None:
-    names = sorted(["a", "b", "ä", "aa", "z'", "%", "_", "日本", "\ud800"], key=records.encode_name)
-    for name in names:
-        home.session(name).save({"n": name}, tags=["t"])
-    assert [i.name for i in home.store.sessions()] == names
-    for n, name in enumerate(names):
-        assert [i.name for i in home.store.sessions(after=name, tag="t")] == names[n + 1 :]
-
-
-# -- what is gone ----------------------------------------------------------------------------------
-
-
-def test_deleted_ones_are_not_found(home: Home) -> None:
-    store = home.store
-    session = store.session("s", agent="x")
-    for i in range(6):
-        session.save(
-            {"i": i, "text": "needle"},
-            label="l",
-            tags=["t"],
-            trigger="g",
-            status="failed",
-            meta={"a": 1},
-        )
-    queries: list[dict[str, Any]] = [
-        {},
-        {"agent": "x"},
-        {"label": "l"},
-        {"tag": "t"},
-        {"trigger": "g"},
-        {"status": "failed"},
-        {"meta": {"a": 1}},
-        {"text": "needle"},
-    ]
-    whole = ids(store.find())
-    gone = [c.id for c in session.tree() if c.seq in (2, 4)]
-
-    def check(wanted: list[str]) -> None:
-        for query in queries:
-            assert ids(store.find(**query)) == wanted, query
-
-    check(whole)
-    for id in gone:
-        session.delete(id)
-    check([id for id in whole if id not in gone])
-    session.undo()
-    session.undo()
-    check(whole)
-    session.delete()
-    check([])
-    session.undo()
-    check(whole)
-    for id in gone:
-        session.delete(id)
-    store.gc()
-    check([id for id in whole if id not in gone])
-    session.delete()
-    store.gc()
-    check([])
-    with store._repository.reader() as reader:  # nor is anything left in the indexes
-        for kind, value in enumerate([b"l", b"t", b"g", b"failed", b"x"]):
-            assert reader.find_terms(kind, value, b"", b"\xff" * 16, 9) == []
-
-
-def test_marks_that_come_and_go(home: Home) -> None:
-    session = home.filled(3)
-    session.label("@~1", "old")
-    session.label("@~1", "new")
-    session.tag("@~2", "t")
-    find = home.store.find
-    assert [c.seq for c in find(label="new")] == [2]
-    assert ids(find(label="old")) == []
-    assert [c.seq for c in find(tag="t")] == [1]
-    session.undo()
-    assert ids(find(tag="t")) == []
-    session.undo()
-    assert ids(find(label="new")) == []
-    assert [c.seq for c in find(label="old")] == [2]
-    session.redo()
-    session.redo()
-    assert [c.seq for c in find(label="new")] == [2]
-    assert [c.seq for c in find(tag="t")] == [1]
-    assert home.store.verify(read_data=True).ok
-
-
-# -- hostile values --------------------------------------------------------------------------------
-
-HOSTILE = [
-    "'",
-    '"',
-    "''",
-    "\0",
-    "a\0b",
-    "a",
-    "%",
-    "_",
-    "%%",
-    "a%",
-    "*",
-    "?",
-    "[a]",
-    "\\",
-    "'; DROP TABLE facets;--",
-    '"; DELETE FROM checkpoints; --',
-    "' OR '1'='1",
-    "x' UNION SELECT body FROM heads --",
-    "/* */",
-    ";--",
-    "?1",
-    ":name",
-    "$x",
-    "{}",
-    "{0.__class__}",
-    "%s",
-    "${HOME}",
-    "\n",
-    "\r\n",
-    "\u202e",
-    "é",
-    "e\u0301",
-    "🙂",
-    "👩‍👩‍👧",
-    "\ud800",
-    "\udfff x",
-    "\U0010ffff",
-    "NULL",
-    "None",
-    "0",
-    " ",
-    "  ",
-    "A",
-    "ﬀ",
-    "x" * 10_000,
-    "x" * 9_999,
-    "'" * 10_000,
-    "agent",
-    "SELECT",
-    "__class__",
-    "../../x",
-]
-
-
-@pytest.mark.parametrize("field", ["tag", "label", "trigger", "agent", "value", "key", "text"])
-def test_hostile_values(home: Home, field: str) -> None:
-    """Each is found by its very self, and by nothing else; nothing else is touched."""
-    store = home.store
-    made: dict[str, str] = {}
-    for n, value in enumerate(HOSTILE):
-        session = store.session(f"s{n}", agent=value if field == "agent" else None)
-        state: Any = {"n": n}
-        fields: Any = {
-            "tag": {"tags": [value]},
-            "label": {"label": value},
-            "trigger": {"trigger": value},
-            "value": {"meta": {"k": value}},
-            "key": {"meta": {value: 1}},
-        }.get(field, {})
-        if field == "text":
-            state = {"n": n, "said": [value]}
-        made[value] = session.save(state, **fields).id
-    tables = _counts(store)
-    for value, id in made.items():
-        query: dict[str, Any] = {field: value}
-        if field == "value":
-            query = {"meta": {"k": value}}
-        elif field == "key":
-            query = {"meta": {value: 1}}
-        wanted = [id]
-        if field == "text":
-            wanted = [made[v] for v in HOSTILE if has({"n": 0, "said": [v]}, value)]
-        assert sorted(ids(store.find(**query))) == sorted(wanted), repr(value)[:80]
-        if field not in ("text", "agent"):
-            assert [i.head.id for i in store.sessions(**query) if i.head] == [id]
-        if field == "agent":
-            assert [i.head.id for i in store.sessions(agent=value) if i.head] == [id]
-            assert ids(store.find(agent=value, status="in_progress")) == [id]
-    absent = ["b", "'';", "x" * 10_001, "\udbff", "DROP", "\1"]
-    for value in absent:
-        if field not in ("value", "key", "text"):
-            assert ids(store.find(**{field: value})) == []  # type: ignore[arg-type]
-    assert _counts(store) == tables
-    assert store.verify(read_data=True).ok
-
-
-def _counts(store: holdfast.Store) -> Any:
-    with store._repository.reader() as reader:
-        return reader.sizes()
-
-
-def test_hostile_values_can_be_taken_away(home: Home) -> None:
-    session = home.session()
-    for value in HOSTILE:
-        session.save({"v": 1}, label=value, tags=[value], trigger=value, key=value)
-    for value in HOSTILE:
-        assert session.get(f"key:{value}").label == value
-    assert home.store.verify(read_data=True).ok
-    session.delete()
-    home.store.gc()
-    for value in HOSTILE:
-        for name in ("label", "tag", "trigger"):
-            assert ids(home.store.find(**{name: value})) == []  # type: ignore[arg-type]
-
-
-NOW = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {name: value}
-        for name in ("agent", "trigger", "tag", "label", "text")
-        for value in ("", 5, b"t", ["t"], True)
-    ]
-    + [
-        {"status": "done"},
-        {"status": ""},
-        {"status": 1},
-        {"status": ["failed"]},
-        {"meta": "x"},
-        {"meta": [("a", 1)]},
-        {"meta": {1: 2}},
-        {"since": NOW.replace(tzinfo=None)},
-        {"until": NOW.replace(tzinfo=None)},
-        {"since": "2030-01-01"},
-        {"until": 5},
-        {"since": NOW.date()},
-        {"limit": -1},
-        {"limit": 2.0},
-        {"limit": "5"},
-        {"limit": True},
-        {"before": ""},
-        {"before": "x"},
-        {"before": 5},
-        {"before": b"x" * 15},
-        {"before": "u" * 24},
-        {"before": "0" * 25},
-    ],
-    ids=str,
-)
-def test_what_makes_no_sense(home: Home, query: dict[str, Any]) -> None:
-    home.filled(2)
-    with pytest.raises(InvalidRequest):
-        list(home.store.find(**query))
-    name = next(iter(query))
-    if name in ("trigger", "tag", "label", "status", "meta", "since", "until"):
-        with pytest.raises(InvalidRequest):
-            list(home.store.sessions(**query))
-
-
-# -- text ------------------------------------------------------------------------------------------
+# -- what is a hit ---------------------------------------------------------------------------------
 
 
 def test_text_in_every_place(home: Home) -> None:
     rng = random.Random(4)
     big = random_text(rng, 9_000)
-    states: dict[str, Any] = {
-        "plain": "a needle here",
-        "root list": ["x", "needle"],
-        "value": {"a": "needle"},
-        "key": {"a needle": 1},
-        "nested": {"a": [{"b": ({"c": ["needle"]}, 1)}]},
-        "nested key": {"a": [{"b": {"the needle": []}}]},
-        "set": {"a": {"needle", "x"}},
-        "blob": {"a": big + "needle" + big},
-        "blob in a list": {"log": ["x", {"content": big + " needle"}]},
-        "long list": {"log": [f"m {i} {'needle' if i == 77 else ''}" for i in range(200)]},
-        "many keys": {
-            "files": {f"f{i} {'needle' if i == 50 else ''}": big[:99] for i in range(99)}
-        },
-        "many values": {"files": {f"f{i}": "needle" if i == 50 else big[:99] for i in range(99)}},
-        "deep lists": {"a": {"b": {"c": [[f"{i}{'needle' * (i == 33)}"] for i in range(60)]}}},
-        "big in deep": {"a": [{"log": [big[:300]] * 30}, {"log": [big[:500], big + "needle"]}]},
+    log = [f"m {i} {'needle' if i == 77 else ''}" for i in range(200)]
+    names = {f"f{i} {'needle' if i == 50 else ''}": big[:99] for i in range(99)}
+    files = {f"f{i}": "needle" if i == 50 else big[:99] for i in range(99)}
+    deep = {"a": {"b": {"c": [[f"{i}{'needle' * (i == 33)}"] for i in range(60)]}}}
+    inside = [{"log": [big[:300]] * 30}, {"log": [big[:500], big + "needle"]}]
+    states: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "plain": ("a needle here", ()),
+        "root list": (["x", "needle"], (1,)),
+        "value": ({"a": "needle"}, ("a",)),
+        "key": ({"a needle": 1}, ("a needle",)),
+        "nested": ({"a": [{"b": ({"c": ["needle"]}, 1)}]}, ("a", 0, "b", 0, "c", 0)),
+        "nested key": ({"a": [{"b": {"the needle": []}}]}, ("a", 0, "b", "the needle")),
+        "set": ({"a": {"needle", "x"}}, ("a",)),
+        "blob": ({"a": big + "needle" + big}, ("a",)),
+        "blob in a list": ({"log": ["x", {"content": big + " needle"}]}, ("log", 1, "content")),
+        "long list": ({"log": log}, ("log", 77)),
+        "many keys": ({"files": names}, ("files", "f50 needle")),
+        "many values": ({"files": files}, ("files", "f50")),
+        "deep lists": (deep, ("a", "b", "c", 33, 0)),
+        "big in deep": ({"a": inside}, ("a", 1, "log", 1)),
+        "case": ({"a": "A NEEDLE"}, ("a",)),
     }
     wrong: dict[str, Any] = {
         "bytes": {"a": b"needle"},
         "split": {"a": ["nee", "dle"]},
         "split keys": {"nee": "dle"},
-        "case": {"a": "Needle"},
         "big bytes": {"a": b"needle" * 2_000},
         "nothing": {"a": big},
     }
-    for name, state in (states | wrong).items():
+    for name, (state, _) in states.items():
         home.session(name).save(state)
-    home.reopened()
-    found = sorted(c.session for c in home.store.find(text="needle"))
-    assert found == sorted(states)
-    for name, state in states.items():
-        assert has(state, "needle"), name
-    assert ids(home.store.find(text=big + "needle" + big)) == [home.session("blob").get().id]
+    for name, state in wrong.items():
+        home.session(name).save(state)
+    if home.durable:
+        home.reopened()
+    build(home.store)
+    found = {hit.session: hit for hit in home.store.search("needle")}
+    assert found.keys() == states.keys()
+    for name, hit in found.items():
+        assert hit.path == states[name][1], name
+        assert hit.snippet[hit.start : hit.end].lower() == "needle"
+    assert places(home.store.search("needle", case_sensitive=True)).count(("case", 1)) == 0
+    assert places(home.store.search("A NEEDLE", case_sensitive=True)) == [("case", 1)]
+    assert places(home.store.search(big + "needle" + big)) == [("blob", 1)]
+
+
+def test_a_hit_is_where_the_text_came(home: Home) -> None:
+    session = home.session()
+    session.save({"messages": [{"content": "Book a hotel"}], "plan": {"budget": "900 for a hotel"}})
+    session.append("messages", {"content": "which city?"})
+    session.append("messages", {"content": "a hotel in Lisbon"})
+    session.patch(set={"plan.budget": "850 for a hotel"})  # it had the text already
+    session.patch(drop=["plan"])
+    session.patch(set={"plan": {"budget": "hotel"}})
+    state = session.load()
+    session.save(state | {"messages": state["messages"][1:]})  # all places move
+    session.save(state | {"messages": [*state["messages"][1:], *state["messages"][:1]]})
+    build(home.store)
+    assert [
+        (hit.checkpoint and hit.checkpoint.seq, hit.where) for hit in session.search("HOTEL")
+    ] == [
+        (8, "state.messages[2].content"),
+        (6, "state.plan.budget"),
+        (3, "state.messages[2].content"),
+        (1, "state.messages[0].content"),
+    ]
+    assert [hit.snippet for hit in session.search("850")] == ["850 for a hotel"]
+    assert places(session.search("city")) == [("s", 2)]
+    assert places(session.search("hotel", before=next(session.search("hotel")))) == [
+        ("s", 6), ("s", 3), ("s", 1),
+    ]  # fmt: skip
 
 
 def test_text_in_long_strings_that_are_edited(home: Home) -> None:
     rng = random.Random(5)
     session = home.session()
     body = random_text(rng, 40_000)
-    wanted: list[int] = []
+    wanted: list[Place] = []
     for i in range(12):
         at = rng.randrange(len(body))
-        word = " needle " if i == 5 else " " + random_text(rng, 10)
+        word = " needle " if i in (5, 8) else " " + random_text(rng, 10)
         body = body[:at] + word + body[at:]
-        if i == 9:
+        if i == 10:
             body = body.replace("needle", "need le")
-        wanted += [i + 1] * ("needle" in body)
+        if i in (5, 8):
+            wanted.append(("s", i + 1))
         session.save({"doc": body, "log": [f"step {i}"]})
-    assert wanted == [6, 7, 8, 9]
-    assert sorted(c.seq for c in home.reopened().find(text="needle")) == wanted
+    build(home.store)
+    assert places(home.store.search("needle")) == wanted[::-1]
+    assert places(home.store.search("need le")) == [("s", 11)]
     for at in range(0, 40_000, 3_777):  # across the borders of what is stored
-        piece = body[at : at + 200]
-        assert 12 in [c.seq for c in home.store.find(text=piece)]
+        assert places(home.store.search(body[at : at + 200]))
 
 
-def test_lone_surrogates_in_text(home: Home) -> None:
-    home.session("a").save({"x": "a \ud800 b"})
-    home.session("b").save({"x": ["a \ud801"] * 40})
-    assert [c.session for c in home.store.find(text="\ud800")] == ["a"]
-    assert [c.session for c in home.store.find(text="\ud801")] == ["b"]
+def test_forks_and_deletions(home: Home) -> None:
+    session = home.session()
+    first = session.save({"log": ["alpha"]})
+    second = session.append("log", "beta")
+    session.append("log", "gamma")
+    fork = session.fork("fork")
+    fork.append("log", "beta again")
+    build(home.store)
+    for _ in range(2):
+        assert places(home.store.search("alpha")) == [("s", 1)]
+        assert places(home.store.search("beta")) == [("fork", 2), ("s", 2)]
+        assert places(fork.search("alpha")) == [("fork", 1)]
+        assert places(home.store.search("gamma", session="fork")) == [("fork", 1)]
+        session.delete(second.id)  # its text came with the next one now
+        assert places(home.store.search("beta")) == [("fork", 2), ("s", 3)]
+        session.undo()
+        fork.rewind("@~1")
+        assert places(home.store.search("beta")) == [("fork", 2), ("s", 2)]
+        fork.undo()
+        build(home.store)
+    session.delete()
+    assert places(home.store.search("beta")) == [("fork", 2), ("fork", 1)]
+    home.store.gc()
+    assert places(home.store.search("beta")) == [("fork", 2), ("fork", 1)]
+    assert places(home.store.search("alpha")) == [("fork", 1)]
+    assert first.id not in [hit.checkpoint and hit.checkpoint.id for hit in fork.search("alpha")]
 
 
-def test_each_item_is_scanned_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many states hold it; a search over a long session reads it once."""
+def test_base64_never_matches(home: Home) -> None:
+    data = base64.b64encode(random.Random(1).randbytes(600) + b"needle" * 20).decode()
+    word = data[-60:-50]
+    wrapped = base64.encodebytes(base64.b64decode(data)).decode()
+    texts = [data, f"data:image/png;base64,{data}", f'{{"image": "{data}"}}', wrapped]
+    texts.append("data:text/plain;base64,bmVlZGxl")
+    for n, text in enumerate(texts):
+        home.session(f"s{n}").save({"image": text})
+    home.session("plain").save(
+        {"text": f"the word {word} and {data}", "more": "image/png bmVlZGxl"}
+    )
+    build(home.store)
+    assert places(home.store.search(word)) == [("plain", 1)]
+    assert places(home.store.search("bmVlZGxl")) == [("plain", 1)]
+    assert len(places(home.store.search("image"))) == 6
+
+
+FOLDED = [
+    ("straße", "STRASSE", "straße"), ("İstanbul", "i̇stanbul", "İstanbul"), ("ﬁne", "FINE", "ﬁne"),
+    ("ΣΊΣΥΦΟΣ", "σίσυφος", "ΣΊΣΥΦΟΣ"), ("K elvin", "k elvin", "K elvin"),
+    ("a \ud800 b", "\ud800", "\ud800"), ("nul \0 nul", "l \0 N", "l \0 n"),
+    ('say "no"', '"NO"', '"no"'),
+    ("日本語のテキスト", "本語の", "本語の"), ("💥💥💥", "💥💥💥", "💥💥💥"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "word", "match"), FOLDED)
+def test_case_of_all_alphabets(home: Home, text: str, word: str, match: str) -> None:
+    home.session("s").save({"x": ["ß" * 9 + text]})
+    home.session("other").save({"x": ["K elvi", "\ud801 z"]})
+    build(home.store)
+    [hit] = home.store.search(word)
+    assert hit.session == "s"
+    shown = hit.snippet[hit.start : hit.end]
+    assert shown == "".join(c if c.isprintable() else " " for c in match)
+
+
+def test_snippets(home: Home) -> None:
+    long = "x" * 500 + "\x1b[31mneedle\u202e\n" + "y" * 500
+    session = home.session()
+    session.save({"long": long})
+    session.save({"long": "", "wide": "needle " * 200})
+    [wide] = session.search("needle " * 150)
+    assert wide.snippet[wide.start : wide.end] in "needle " * 200
+    assert len(wide.snippet) <= 330
+    *_, hit = session.search("needle")
+    assert hit.snippet == "…" + "x" * 35 + " [31mneedle  " + "y" * 112 + "…"
+    assert (hit.start, hit.end) == (41, 47)
+
+
+# -- names, filters, pages -------------------------------------------------------------------------
+
+
+def test_sessions_are_found_by_name(home: Home) -> None:
+    for n in range(12):
+        home.session(f"Trip {n:02}").save({"text": "by trip"} if n == 3 else {})
+    home.store.session("my trip", agent="a").save({}, tags=["t"])
+    home.session("trip away").save({})
+    home.session("trip away").delete()
+    build(home.store)
+    found = list(home.store.search("TRIP"))
+    assert [hit.session for hit in found] == [*(f"Trip {n:02}" for n in range(10)), "Trip 03"]
+    assert [hit.checkpoint is None for hit in found] == [True] * 10 + [False]
+    assert found[0].snippet[found[0].start : found[0].end] == "Trip"
+    assert (found[0].path, found[0].where) == ((), "")
+    assert [hit.session for hit in home.store.search("trip", tag="t")] == ["my trip"]
+    assert [hit.session for hit in home.store.search("trip", agent="a")] == ["my trip"]
+    assert [hit.session for hit in home.store.search("trip", limit=0)] == [
+        f"Trip {n:02}" for n in range(10)
+    ]
+    assert [hit.session for hit in home.session("Trip 03").search("trip")] == ["Trip 03"]
+    assert list(home.store.search("trip", before=found[-1])) == []
+
+
+def test_filters_apply_to_hits(home: Home) -> None:
+    sessions = [home.store.session(f"s{n}", agent=["x", "y"][n % 2]) for n in range(4)]
+    rng = random.Random(8)
+    for n in range(120):
+        fields: dict[str, Any] = {"tags": ["t"] if rng.random() < 0.5 else []}
+        fields |= {"status": rng.choice(["completed", "in_progress"]), "meta": {"n": n % 3}}
+        rng.choice(sessions).append("log", f"word {n}", **fields)
+    build(home.store)
+    everything = {hit.checkpoint.id for hit in home.store.search("word") if hit.checkpoint}
+    assert len(everything) == 120
+    for query in (
+        {"agent": "x"}, {"tag": "t"}, {"status": "completed"}, {"meta": {"n": 1}},
+        {"session": "s1"},
+        {"session": "s1", "tag": "t"}, {"agent": "y", "tag": "t", "meta": {"n": 2}},
+    ):  # fmt: skip
+        listed = sorted((c.id for c in home.store.checkpoints(**query)), reverse=True)
+        found = [h.checkpoint.id for h in home.store.search("word", **query) if h.checkpoint]
+        assert found == listed, query
+        assert found
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_pages(home: Home, size: int) -> None:
+    for n in range(60):
+        home.session(f"s{n % 3}").append("log", f"{'odd' if n % 2 else 'even'} word {n}")
+    build(home.store)
+    home.session("s0").append("log", "odd and new")
+    for within in (None, "s0"):
+        whole = list(home.store.search("odd", session=within))
+        assert len(whole) == (31 if within is None else 11)
+        paged: list[SearchHit] = []
+        while page := list(
+            home.store.search(
+                "odd", session=within, limit=size, before=paged[-1] if paged else None
+            )
+        ):
+            assert len(page) <= size
+            paged += page
+        assert paged == whole
+
+
+def test_bad_searches(home: Home) -> None:
+    home.filled(1)
+    for bad in (
+        {"text": ""}, {"text": b"x"}, {"text": "x", "limit": -1}, {"text": "x", "tag": ""},
+        {"text": "x", "color": "red"}, {"text": "x", "before": "no id"},
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest):
+            list(home.store.search(**bad))
+
+
+# -- cost and damage -------------------------------------------------------------------------------
+
+
+def test_each_item_is_read_about_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many states hold it."""
     session = home.session()
     big = "blob " * 2_000
     for i in range(150):
         item = f"message {i} " + random_text(random.Random(i), 300)
         session.patch(append={"log": [item]}, set={"big": big})
-    scanned: list[bytes] = []
-    in_bytes = search._Text._in_bytes
+    checked: list[str] = []
+    is_in = search.Word.is_in
 
-    def count(self: Any, flat: bytes) -> str | None:
-        scanned.append(flat)
-        return in_bytes(self, flat)
+    def count(self: Any, text: str) -> bool:
+        checked.append(text)
+        return is_in(self, text)
 
-    monkeypatch.setattr(search._Text, "_in_bytes", count)
-    assert len(list(home.store.find(text="message 3 "))) == 147
-    items = [flat for flat in scanned if b"message" in flat]
-    assert len(items) == len(set(items))
-    assert 150 <= len(items) <= 155  # the first states are so small that they hold their items
-    assert len([flat for flat in scanned if len(flat) >= len(big)]) == 1
+    monkeypatch.setattr(search.Word, "is_in", count)
+    assert len(list(session.search("message 3 "))) == 1
+    items = [text for text in checked if text.startswith("message")]
+    assert len({*items}) == 150
+    assert len(items) <= 160  # the first states are so small that they hold their items
+    assert checked.count(big) == 1
 
 
 def test_a_damaged_state_hides_no_other(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    home.filled(3, "a")
-    home.filled(3, "b")
+    for name in ("a", "b"):
+        for n in range(3):
+            home.session(name).append("log", f"quick {n}")
+    build(home.store)
     home.spoil_checkpoint(2, name="b")
-    found = [(c.session, c.seq) for c in home.store.find(text="quick brown")]
+    found = places(home.store.search("quick"))
     assert sorted(found) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 3)]
     assert "left out checkpoint 2" in caplog.text
-    assert len(list(home.store.find())) == 5
 
 
-# -- indexes ---------------------------------------------------------------------------------------
+def test_a_search_ends_early(home: Home) -> None:
+    for n in range(40):
+        home.session().append("log", [f"line {n} {m}" for m in range(20)])
+    build(home.store)
+    asked = iter(range(10))
+    stopped: Callable[[], bool] = lambda: next(asked, None) is None  # noqa: E731
+    assert len(list(home.store.search("line", stopped=stopped))) < 10
+    assert next(asked, None) is None
 
 
-@pytest.fixture
-def unsealed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every checkpoint whose record is read."""
-    read: list[int] = []
-    unseal = records.unseal_checkpoint
-
-    def count(session: int, seq: int, id: bytes, body: bytes) -> Any:
-        read.append(seq)
-        return unseal(session, seq, id, body)
-
-    monkeypatch.setattr(records, "unseal_checkpoint", count)
-    return read
+# -- scan, index and a plain model agree -----------------------------------------------------------
 
 
-RARE: list[dict[str, Any]] = [
-    {"tag": "rare"},
-    {"label": "rare"},
-    {"trigger": "rare"},
-    {"status": "halted"},
-    {"agent": "rare"},
-    {"agent": "rare", "tag": "rare"},
-    {"label": "rare", "text": "i", "meta": {"k": "v"}},
-    {"tag": "t", "status": "halted"},
-]
+WORDS = ["alpha", "Beta", "gamma delta", "straße", "ÉTÉ", "yes", "no"]
+SOUGHT = [
+    "alpha", "a b", "STRASSE", "été", "yes", "delta", "lph", "es", "gamma delta", "none",
+    "key a", "Beta",
+]  # fmt: skip
 
 
-def _needles(store: holdfast.Store) -> None:
-    """Three checkpoints with rare marks among many with common ones."""
-    common = store.session("common", agent="common")
-    for i in range(150):
-        common.save({"i": i}, tags=["t"], label="l", trigger="g", status="failed")
-    rare = store.session("rare", agent="rare")
-    for i in range(3):
-        rare.save(
-            {"i": i},
-            tags=["rare", "t"],
-            label="rare",
-            trigger="rare",
-            status="halted",
-            meta={"k": "v"},
-        )
+def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], bool, str]]:
+    if isinstance(value, str):
+        yield path, False, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield (*path, key), True, key
+            yield from strings(each, (*path, key))
+    elif isinstance(value, list):
+        for n, each in enumerate(value):
+            yield from strings(each, (*path, n))
 
 
-@pytest.mark.parametrize("query", RARE, ids=str)
-def test_an_index_is_used(home: Home, query: dict[str, Any], unsealed: list[int]) -> None:
-    _needles(home.store)
-    unsealed.clear()
-    assert [(c.session, c.seq) for c in home.store.find(**query)] == [
-        ("rare", 3),
-        ("rare", 2),
-        ("rare", 1),
-    ]
-    assert len(unsealed) <= 3 * 2
-    unsealed.clear()
-    assert len(list(home.store.find(limit=2))) == 2
-    assert len(unsealed) <= 2 * search._PAGE
+def came(new: Any, old: Any, word: str) -> bool:
+    """Whether a text came with a state, in the plainest way, for states without long strings."""
+    word = word.casefold()
+    left, right = Counter(strings(new)), Counter(strings(old))
+    left, right = left - right, right - left
+    moved = Counter(each[2] for each in right.elements())
+    places = {(path, is_key): text for path, is_key, text in right}
+    for path, is_key, text in left:
+        if moved[text]:
+            moved[text] -= 1
+        elif text.casefold().count(word) > places.get((path, is_key), "").casefold().count(word):
+            return True
+    return False
 
 
-def test_sqlite_searches_and_never_scans(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    _needles(sqlite.store)
-    asked: set[str] = set()
-    ask = SqliteView._all
+def live(store: holdfast.Store, rng: random.Random, steps: int) -> None:
+    """Sessions that grow, change, fork, and lose checkpoints. No string is twice in a state."""
+    names = ["s0", "s1"]
+    store.session("s0").save({"log": [], "doc": ""})
+    for n in range(steps):
+        session = store.session(rng.choice(names))
+        text = f"{n} {' '.join(rng.choices(WORDS, k=rng.randrange(1, 4)))}"
+        roll = rng.random()
+        if roll < 0.5 or not session.exists():
+            session.append("log", rng.choice([text, {"content": text}, text + " filler" * 300]))
+        elif roll < 0.6:
+            session.patch(set={rng.choice(["doc", "key a", "plan"]): text})
+        elif roll < 0.7:
+            state = session.load()
+            session.save(state | {"log": state["log"][rng.randrange(3) :]})
+        elif roll < 0.75:
+            names.append(f"fork {rng.randrange(1 << 40)}")
+            session.fork(names[-1])
+        elif roll < 0.85:
+            there = [c for c in session.tree() if c != session.head]
+            if there:
+                session.delete(rng.choice(there))
+        elif roll < 0.9:
+            session.undo()
+        elif roll < 0.93:
+            session.rewind(rng.choice(list(session.tree())))
+        elif roll < 0.95 and len(names) > 2:
+            session.delete()
+        elif roll < 0.97:
+            store.gc()
+        else:
+            list(store.search(rng.choice(SOUGHT)))
 
-    def note(self: Any, sql: str, *bindings: Any) -> Any:
-        asked.add(sql)
-        return ask(self, sql, *bindings)
 
-    monkeypatch.setattr(SqliteView, "_all", note)
-    queries: list[dict[str, Any]] = [*RARE, {}, {"text": "zzz"}, {"since": NOW}, {"meta": {"k": 1}}]
-    middle = next(sqlite.store.find()).id
-    for query in queries:
-        list(sqlite.store.find(**query))
-        list(sqlite.store.find(**query, before=middle, limit=3))
-    assert any("facets" in sql for sql in asked)
-    with sqlite.store._repository.reader() as reader:
-        assert isinstance(reader.view, SqliteView)
-        for sql in asked:
-            count = sql.count("?") if "?1" not in sql else 3
-            explain = f"EXPLAIN QUERY PLAN {sql}"
-            plan = [row[3] for row in reader.view._connection.execute(explain, [b""] * count)]
-            steps = [step for step in plan if step.startswith(("SEARCH", "SCAN", "USE"))]
-            assert any(step.startswith("SEARCH") for step in steps), (sql, plan)
-            assert not [s for s in steps if not s.startswith("SEARCH")], (sql, plan)
+def expected(store: holdfast.Store, word: str) -> list[str]:
+    found = []
+    for info in store.sessions():
+        session = store.session(info.name)
+        for c in session.tree():
+            old = None if c.ancestor is None else store.get(c.ancestor)
+            before = {} if old is None else store.session(old.session).load(old.id)
+            if came(session.load(c.id), before, word):
+                found.append(c.id)
+    return sorted(found, reverse=True)
 
 
-# -- the tests see what they should: each of these changes to the engine makes one fail ------------
+def found(store: holdfast.Store, word: str) -> list[str]:
+    return [hit.checkpoint.id for hit in store.search(word) if hit.checkpoint is not None]
 
 
-def test_mutant_without_an_index(
-    memory: Home, monkeypatch: pytest.MonkeyPatch, unsealed: list[int]
+@pytest.mark.parametrize("seed", range(3))
+def test_the_scan_finds_what_a_model_finds(memory: Home, seed: int) -> None:
+    live(memory.store, random.Random(seed), 100)
+    for word in SOUGHT:
+        assert found(memory.store, word) == expected(memory.store, word), word
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("sqlite", 0), ("sqlite", 1), ("sqlite", 2), ("files", 3), ("postgres", 4)]
+)
+def test_the_index_finds_what_a_scan_finds(
+    kind: str,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: Callable[..., int],
 ) -> None:
-    history.searches_use_no_index(monkeypatch)
-    with pytest.raises(AssertionError):
-        test_an_index_is_used(memory, {"tag": "rare"}, unsealed)
+    rng, home = random.Random(seed), Home(kind, tmp_path)
+    monkeypatch.setattr(search_index, "_FEW", rng.choice([1, 5, 32]))
+    monkeypatch.setattr(search_index, "_BATCH", rng.choice([2, 200]))
+    try:
+        live(home.store, rng, rounds(30, torture=100))
+        for _ in range(rounds(3, torture=30)):
+            home.store.index()
+            live(home.store, rng, 15)
+            agree(home, rng, monkeypatch)
+    finally:
+        home.give_back()
 
 
-def test_mutant_that_takes_any_index(
-    memory: Home, monkeypatch: pytest.MonkeyPatch, unsealed: list[int]
+def agree(home: Home, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches with the index find what searches without it find, in the same order."""
+    names = [info.name for info in home.store.sessions()]
+    names = rng.sample(names, min(len(names), 2))
+    for reading in (home.to_read(), home.store):  # the second one brings it up to date
+        for word in rng.sample(SOUGHT, 6):
+            with_index = list(reading.search(word))
+            within = [list(reading.search(word, session=name, limit=3)) for name in names]
+            with monkeypatch.context() as patch:
+                patch.setattr(search, "open_candidates", lambda *_: None)
+                assert with_index == list(reading.search(word)), word
+                for name, hits in zip(names, within, strict=True):
+                    assert hits == list(reading.search(word, session=name, limit=3)), (word, name)
+
+
+ALPHABET = st.sampled_from('aAßsSİiıIﬁK k"*\0\n\ud800Σςσ\x1e\x1f')
+TEXTS = st.text(ALPHABET, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(old=TEXTS, new=TEXTS, word=st.text(ALPHABET, min_size=3, max_size=5))
+def test_any_text_is_found_by_the_index_too(
+    tmp_path_factory: pytest.TempPathFactory, old: str, new: str, word: str
 ) -> None:
-    history.searches_use_any_index(monkeypatch)
-    with pytest.raises(AssertionError):
-        test_an_index_is_used(memory, {"tag": "t", "status": "halted"}, unsealed)
+    with holdfast.open(tmp_path_factory.mktemp("store") / "s.db", durability="normal") as store:
+        session = store.session("x")
+        session.save({"text": old})
+        session.save({"text": new})
+        scanned = list(store.search(word))
+        store.index()
+        assert list(store.search(word)) == scanned
 
 
-def test_mutant_that_lists_deleted_ones(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.deleted_checkpoints_are_listed(monkeypatch)
-    with pytest.raises((AssertionError, HoldfastError)):
-        test_deleted_ones_are_not_found(memory)
+# -- the index -------------------------------------------------------------------------------------
 
 
-def test_mutant_that_trusts_the_index(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.searches_trust_the_index(monkeypatch)
-    with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
-        test_each_filter(memory, patch)
+def test_an_index_is_used_and_kept(on_disk: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = on_disk.session()
+    for n in range(50):
+        session.append("log", f"message {n}")
+    result = on_disk.store.index()
+    assert result == holdfast.IndexResult(50, 50, 0)
+    assert on_disk.store.index() == holdfast.IndexResult(50, 0, 0)
+    read: list[Any] = []
+    find = search._TextScan._find
+
+    def count(self: Any, reader: Any, place: Any, row: Any) -> Any:
+        read.append(place)
+        return find(self, reader, place, row)
+
+    monkeypatch.setattr(search._TextScan, "_find", count)
+    assert places(on_disk.store.search("message 7")) == [("s", 8)]
+    assert len(read) == 1
+    for n in range(search_index._FEW):
+        session.append("log", f"later {n}")
+    read.clear()
+    assert places(on_disk.store.search("later 30")) == [("s", 81)]
+    assert len(read) == 1  # the search has brought it up to date
+    session.append("log", "last")
+    read.clear()
+    assert places(on_disk.to_read().search("last")) == [("s", 83)]
+    assert len(read) == 1  # this one is not in it
+    assert on_disk.store.drop_index()
+    assert not on_disk.store.drop_index()
+    assert places(on_disk.store.search("message 7")) == [("s", 8)]
 
 
-def test_mutant_with_loose_types(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.searches_ignore_types(monkeypatch)
-    with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
-        test_each_filter(memory, patch)
+def test_what_changes_nothing_costs_no_index(on_disk: Home) -> None:
+    """Searches make none, and stores that are read do not write it."""
+    on_disk.filled(2)
+    list(on_disk.store.search("fox"))
+    assert open_search_index(on_disk.store._repository.backend) is None
+    for attempt in (on_disk.to_read().index, on_disk.to_read().drop_index):
+        with pytest.raises(holdfast.Unavailable):
+            attempt()
 
 
-def test_mutant_that_scans_again(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.searches_scan_items_again(monkeypatch)
-    with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
-        test_each_item_is_scanned_once(memory, patch)
-
-
-def test_mutant_that_forgets_the_cursor(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.searches_forget_the_cursor(monkeypatch)
-    with pytest.raises((AssertionError, TimeoutError)):
-        crowd(memory.store, 9)
-        rounds = iter(range(20))
-
-        def stop() -> None:
-            if next(rounds, None) is None:
-                raise TimeoutError
-
-        paged(memory.store, 2, stop)
-
-
-def test_sessions_of_one_millisecond_are_found_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    Ticking(monkeypatch, ns=2_000)
-    with holdfast.open("memory:") as store:
-        for n in range(40):
-            store.session(f"s{n}").save({}, tags=["t"])
-        found = list(store.find(tag="t"))
-    assert len({c.created_at.microsecond // 1000 for c in found}) < 5
-    assert [c.session for c in found] == [f"s{n}" for n in reversed(range(40))]
-
-
-def test_text_is_found_beside_a_damaged_item(sqlite: Home) -> None:
-    """_Text marks a whole extent as looked at before it has been."""
-    session = sqlite.session()
-    items = [f"{i} {random.Random(i).randbytes(300).hex()}" for i in range(120)]
-    items[110] += " needle"
-    session.save({"log": items[:40]})
-    session.save({"log": items[:80]})
-    whole = session.save({"log": items})
-    end = session.save({"log": items[90:]})
-    session.rewind(whole)
-    session.append("log", "more")
-    sqlite._sql("UPDATE items SET body = ? WHERE pos = (SELECT min(pos) FROM items)", b"torn")
-    assert session.load(end)["log"][20].endswith("needle")
-    assert [c.seq for c in sqlite.store.find(text="needle")] == [4]
-
-
-def test_a_search_since_the_end_of_time(home: Home) -> None:
-    """Memory: OverflowError. SQLite: "the store is damaged"."""
-    home.filled(1)
-    assert list(home.store.find(since=dt.datetime.max.replace(tzinfo=dt.UTC))) == []
-
-
-def test_nested_meta_is_compared_with_its_types(home: Home) -> None:
-    """Types count at the top ({"n": 1} is not {"n": True}), but not below."""
-    home.session().save(1, meta={"n": [1]})
-    assert list(home.store.find(meta={"n": [True]})) == []
-
-
-def test_a_page_after_a_freed_checkpoint_is_an_error(home: Home) -> None:
-    session = home.store.session("s", agent="x")
-    for i in range(6):
-        session.save({"i": i})
-    page = list(home.store.find(agent="x", limit=3))
-    session.rewind("@~5")
-    session.delete(page[-1])
-    home.store.gc()
-    with pytest.raises(holdfast.CheckpointNotFound):  # said, not begun anew
-        list(home.store.find(agent="x", limit=3, before=page[-1].id))
-
-
-@pytest.mark.parametrize("query", [{"after": 5}, {"after": b"x"}, {"agent": 5}, {"agent": ""}])
-def test_session_filters_of_the_wrong_type_are_refused(home: Home, query: dict[str, Any]) -> None:
+def test_a_store_in_memory_has_no_index(memory: Home) -> None:
     with pytest.raises(InvalidRequest):
-        list(home.store.sessions(**query))
+        memory.store.index()
+    assert not memory.store.drop_index()
 
 
-def test_a_repeated_label_is_found_newest_first(home: Home) -> None:
-    session = home.session()
-    for i in range(4):
-        session.save({"i": i}, label="plan")
-    session.save({"i": "head"})
-    assert found_seqs(home, label="plan") == [4, 3, 2, 1]
-    for left in (3, 2, 1):
-        session.delete("label:plan")
-        assert session.get("plan").seq == left
-        home.store.gc()
-        session = home.reopened().session("s")
-        assert found_seqs(home, label="plan") == list(range(left, 0, -1))
+def index_path(home: Home) -> Path:
+    return Path(f"{home.path}-search")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"no database at all" * 500, "middle", "other version"],
+    ids=["empty", "no database", "middle", "other version"],
+)
+def test_a_damaged_index_is_made_again(
+    sqlite: Home, damage: bytes | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(300):
+        sqlite.session().append("log", f"message {n}")
+    sqlite.store.index()
+    path = index_path(sqlite)
+    data = bytearray(path.read_bytes())
+    if damage == "middle":
+        data[4096:] = random.Random(1).randbytes(len(data) - 4096)
+    elif damage == "other version":
+        data[60:64] = (99).to_bytes(4, "big")
+    path.write_bytes(data if isinstance(damage, str) else damage)
+    assert places(sqlite.store.search("message 77")) == [("s", 78)]
+    assert "index" in caplog.text
+    caplog.clear()
+    assert sqlite.store.index().added == 300
+    caplog.clear()
+    assert places(sqlite.store.search("message 77")) == [("s", 78)]
+    assert not caplog.text
+
+
+def test_the_index_of_another_store_is_noticed(tmp_path: Path) -> None:
+    """Head rows are equal in both stores, session by session."""
+    homes = [Home("sqlite", tmp_path / name) for name in ("a", "b")]
+    for home in homes:
+        for n in range(5):
+            home.session().append("log", f"{home.folder.parent.name} message {n}")
+        home.store.index()
+        home.close()
+    index_path(homes[0]).replace(index_path(homes[1]))
+    with holdfast.open(homes[1].path) as store:
+        assert len(places(store.search("b message"))) == 5
+        assert places(store.search("a message")) == []
+        assert store.index() == holdfast.IndexResult(5, 5, 0)
+        assert len(places(store.search("b message"))) == 5
+
+
+def test_an_older_copy_of_the_store_is_noticed(sqlite: Home) -> None:
+    for n in range(5):
+        sqlite.session().append("log", f"message {n}")
+    sqlite.store.backup(sqlite.folder / "copy")
+    sqlite.session().append("log", "lost")
+    sqlite.store.index()
+    sqlite.close()
+    (sqlite.folder / "copy").replace(sqlite.path)
+    sqlite.reopened()
+    sqlite.session().append("log", "instead")
+    assert places(sqlite.store.search("lost")) == []
+    assert places(sqlite.store.search("instead")) == [("s", 6)]
+    assert sqlite.store.index().added == 1
+    assert places(sqlite.store.search("instead")) == [("s", 6)]
+
+
+def test_a_wrong_index_adds_no_hit(sqlite: Home) -> None:
+    """Its text is not that of the checkpoints."""
+    session = sqlite.session()
+    for n in range(40):
+        session.append("log", f"message {n}")
+    sqlite.store.index()
+    index = open_search_index(sqlite.store._repository.backend)
+    assert index is not None
+    mark = index.marks()[1]
+    wrong = [
+        stored_index.Document(seq, id, ancestor, "lie")
+        for seq, (id, ancestor) in index.known(1).items()
+    ]
+    assert index.write(stored_index.Change(1, mark, mark, wrong))
+    assert not index.write(stored_index.Change(1, None, mark, wrong))
+    index.close()
+    assert places(sqlite.store.search("lie")) == []
+
+
+def test_two_ids_may_share_a_row_of_the_index(sqlite: Home) -> None:
+    sqlite.filled(1)
+    sqlite.store.index()
+    index = open_search_index(sqlite.store._repository.backend)
+    assert index is not None
+    ids = [b"\x01" * 14 + bytes([n]) for n in range(3)]
+    documents = [
+        stored_index.Document(n, id, stored_index.NONE, f"text {n}") for n, id in enumerate(ids)
+    ]
+    assert index.write(stored_index.Change(7, None, None, documents))
+    high = b"\xff" * 16
+    assert [row.id for row in index.find("text", high, 9)[0]] == ids[::-1]
+    assert [row.id for row in index.find("text", ids[1], 9)[0]] == ids[:1]
+    assert index.write(stored_index.Change(7, None, None, [], [1]))
+    assert [row.seq for row in index.find("text", high, 9)[0]] == [2, 0]
+    assert [row.seq for row in index.find("text 0", high, 9)[0]] == [0]
+    assert index.write(stored_index.Change(7, None, None, [], [0, 2]))
+    assert index.find("text", high, 9)[0] == []
+    index.close()
+
+
+# -- the tests see what they should ----------------------------------------------------------------
+
+
+def test_mutant_that_trusts_old_marks(sqlite: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.indexes_ignore_deletions(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_forks_and_deletions(sqlite)
+
+
+def test_mutant_that_trusts_any_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.indexes_are_of_any_store(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_the_index_of_another_store_is_noticed(tmp_path)
+
+
+def test_mutant_that_reads_all_items(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.searches_read_all_items(monkeypatch)
+    with pytest.raises(AssertionError), pytest.MonkeyPatch.context() as patch:
+        test_each_item_is_read_about_once(memory, patch)
+
+
+def test_mutant_that_compares_no_ancestor(memory: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.every_state_is_new(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_hit_is_where_the_text_came(memory)

@@ -961,13 +961,13 @@ def test_created_at_survives_undo_prune_and_gc(home: Home) -> None:
     store = home.reopened()
     left = list(home.session().tree())
     assert {c.id: c.created_at for c in left}.items() < times.items()
-    for listed in (store.find(), store.find(tag="t"), map(store.get, times)):
+    for listed in (store.checkpoints(), store.checkpoints(tag="t"), map(store.get, times)):
         with suppress(CheckpointNotFound):
             assert all(c.created_at == times[c.id] for c in listed)
     for n, c in enumerate(left):  # exact to the microsecond
         if n and left[n - 1].created_at < c.created_at:
-            assert seqs(store.find(since=c.created_at))[::-1] == seqs(left[n:])
-            assert seqs(store.find(until=c.created_at))[::-1] == seqs(left[:n])
+            assert seqs(store.checkpoints(since=c.created_at))[::-1] == seqs(left[n:])
+            assert seqs(store.checkpoints(until=c.created_at))[::-1] == seqs(left[:n])
     moments = [
         before,
         *(op.created_at for op in home.session().operations()),
@@ -1003,7 +1003,7 @@ def test_an_error_while_reading_changes_nothing(home: Home) -> None:
         lambda: session.prune(KEEP_LAST),
         lambda: session.fork("f"),
         lambda: home.store.prune(KEEP_LAST),
-        lambda: list(home.store.find()),
+        lambda: list(home.store.checkpoints()),
         home.store.gc,
         home.store.stats,
     ]
@@ -1046,7 +1046,7 @@ def test_a_failed_operation_leaves_nothing(home: Home, kind: str) -> None:
     for store in (home.store, home.another()):
         assert [look(store, name) for name in names] == before
         assert store.session("s").operations() == ops
-        assert [c.seq for c in store.find(tag="new")] == []
+        assert [c.seq for c in store.checkpoints(tag="new")] == []
     act(home)
     assert [look(home.reopened(), name) for name in names] != before
     assert home.store.verify().ok
@@ -1095,7 +1095,8 @@ def test_nan_survives_undo_prune_gc_and_repair(home: Home) -> None:
     home.spoil_head()
     assert home.store.repair().sessions[0].lost == ()
     home.reopened()
-    assert found_seqs(home, text="needle") == [6, 5, 4]
+    assert found_seqs(home) == [6, 5, 4]
+    assert [hit.path for hit in home.store.search("needle")] == [("log", 2)]  # it came once
     for checkpoint in home.session().tree():
         loaded = home.session().load(checkpoint)
         assert math.isnan(loaded["loss"])

@@ -15,11 +15,13 @@ import pytest
 import zstandard
 
 import holdfast
+from holdfast.history import search_index
 from holdfast.model import ToolCall
 from holdfast.storage import changes
 from holdfast.storage.files import store_folder
 from holdfast.storage.sqlite import erase as sqlite_erase
 from holdfast.storage.sqlite import schema
+from holdfast.storage.sqlite import search_index as sqlite_index
 from tests.support import postgres
 from tests.support import stores as homes
 
@@ -34,12 +36,13 @@ _PAGE = 4096
 
 
 class Home(homes.Home):
-    """Closed at the end of a test."""
+    """Closed at the end of a test. It has a search index, which must forget as well."""
 
     opened: ClassVar[list[Home]] = []
 
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__(kind, folder)
+        self.store.index()
         self.opened.append(self)
 
 
@@ -76,9 +79,9 @@ def found(secrets: Secrets, folder: Path) -> dict[str, int]:
             for run in _WORD.findall(text):
                 words.update(run[n : n + _LENGTH] for n in range(len(run) - _LENGTH + 1))
     left: dict[str, int] = {}
-    for word in secrets.all.keys() & words:
-        where = secrets.all[word]
-        left[where] = left.get(where, 0) + 1
+    for word, where in secrets.all.items():
+        if word in words or word.lower() in words:  # the search index has it in lower case
+            left[where] = left.get(where, 0) + 1
     return left
 
 
@@ -171,6 +174,10 @@ def test_nothing_of_deleted_sessions_is_in_the_files_after_gc(kind: str, tmp_pat
         sessions.append(fill(home.store, secret, 10 * n))
         plain(home.store, f"mine {n}")
     assert len(secret.all) > 1_000
+    home.store.index()
+    index = home.folder / f"{home.path.name}-search"
+    held = index.read_bytes()
+    assert sum(word.lower() in held for word in secret.all) > 500
     for session in sessions:
         session.delete()
     assert not home.store.gc().blocked
@@ -179,6 +186,7 @@ def test_nothing_of_deleted_sessions_is_in_the_files_after_gc(kind: str, tmp_pat
     home.store.backup(tmp_path / "copy")
     home.close()
     assert found(secret, tmp_path) == {}
+    assert index.exists()
 
 
 def live(home: Home, seed: int) -> dict[str, int]:
@@ -204,8 +212,11 @@ def live(home: Home, seed: int) -> dict[str, int]:
             rng.choice(stay).append("messages", "nothing " * rng.choice([1, 5, 50]), **fields)
         else:
             there.pop(rng.randrange(len(there))).delete()
+        if n % 50 == 0:
+            home.store.index()
     for session in there:
         session.delete()
+    list(home.store.search("secret"))  # this changes the index as well
     home.store.gc()
     assert home.store.verify().ok
     return found(secret, home.folder)
@@ -232,6 +243,39 @@ def test_sqlite_needs_both_guards(
     else:
         monkeypatch.setattr(schema, "connect", careless)
     assert any(live(Home("sqlite", tmp_path / str(seed)), seed) for seed in SEEDS)
+
+
+def test_gc_removes_what_the_index_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_index, "forget", lambda _: True)
+    assert any(live(Home("sqlite", tmp_path / str(seed)), seed) for seed in SEEDS)
+
+
+def test_gc_says_that_the_index_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_index, "_PATIENCE_MS", 10)
+    home, secret = Home("sqlite", tmp_path), Secrets(8)
+    session = home.store.session("s")
+    session.save({"text": secret("text")})
+    home.store.index()
+    session.delete()
+    with closing(apsw.Connection(f"{home.path}-search")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert home.store.gc().blocked
+        assert found(secret, home.folder)
+        other.execute("ROLLBACK")
+    assert not home.store.gc().blocked
+    assert found(secret, home.folder) == {}
+
+
+def test_gc_removes_a_damaged_index(tmp_path: Path) -> None:
+    home, secret = Home("sqlite", tmp_path), Secrets(9)
+    home.store.session("s").save({"text": secret("text")})
+    home.store.index()
+    index = home.folder / f"{home.path.name}-search"
+    index.write_bytes(b"torn" + index.read_bytes()[4:])
+    home.store.session("s").delete()
+    assert not home.store.gc().blocked
+    assert not index.exists()
+    assert found(secret, home.folder) == {}
 
 
 def careless(*args: Any, connect: Any = schema.connect, **options: Any) -> apsw.Connection:
@@ -293,6 +337,7 @@ def test_nothing_of_deleted_checkpoints_is_in_the_files_after_gc(
         state = session.load()
         state |= {"messages": [m for m in state["messages"] if "secret" not in m["content"]]}
         session.save(state | {"files": files, "raw": "x" * 20_000, "blob": None})
+        home.store.index()
         for checkpoint in [*session.history()][1:]:
             session.delete(checkpoint.id)
     home.store.gc(erase=erase)
@@ -319,6 +364,7 @@ def test_a_fork_keeps_what_it_shares_and_nothing_else(kind: str, tmp_path: Path)
     home.store.session("fork").delete()
     for _ in range(30):
         session.append("messages", {"content": secret.text("message", 2)})
+    home.store.index()
     assert session.delete().forks == ("further",)
     home.store.gc()
     assert found(secret, home.folder) == {}
@@ -351,6 +397,7 @@ def test_erase_frees_what_is_held_back_by_its_age(kind: str, tmp_path: Path) -> 
         for _ in range(5):
             session.save({"text": secret.text("state", 100)})
         session.save({"text": "plain"})
+        home.store.index()
         at_once = dt.timedelta(microseconds=1)
         old = holdfast.Retention(session_ttl=at_once) if n else holdfast.Retention(max_age=at_once)
         session.prune(old)

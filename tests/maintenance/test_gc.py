@@ -462,7 +462,7 @@ def test_searches_find_sessions_whose_first_checkpoints_are_freed(home: Home) ->
         kid.prune(holdfast.Retention(keep_last=3))
         home.store.gc()
         store = home.another()
-        assert len(list(store.find(agent="planner"))) == 3
+        assert len(list(store.checkpoints(agent="planner"))) == 3
         assert store.session("boss").usage().children.tokens == 3
 
 

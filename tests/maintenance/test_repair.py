@@ -651,26 +651,26 @@ def test_searches_work_again(home: Home) -> None:
         {"status": "failed"},
         {"agent": "x"},
     ]
-    before = [[c.id for c in home.store.find(**q)] for q in queries]
+    before = [[c.id for c in home.store.checkpoints(**q)] for q in queries]
     assert [len(found) for found in before] == [4, 1, 1, 1, 0, 4, 4, 4]
     forget(home, "facets")
-    assert [[*home.store.find(**q)] for q in queries] == [[]] * len(queries)
+    assert [[*home.store.checkpoints(**q)] for q in queries] == [[]] * len(queries)
     assert not home.store.verify().ok
     [done] = home.store.repair().sessions
     assert (done.session, done.rebuilt, done.moved, done.lost) == ("s", ("searches",), None, ())
-    assert [[c.id for c in home.store.find(**q)] for q in queries] == before
+    assert [[c.id for c in home.store.checkpoints(**q)] for q in queries] == before
     assert home.store.verify(read_data=True).ok
     assert home.store.repair().sessions == ()
     session.undo()
-    assert [c.seq for c in home.store.find(label="l1")] == [2]
+    assert [c.seq for c in home.store.checkpoints(label="l1")] == [2]
 
 
 def test_one_entry_that_is_missing(sqlite: Home) -> None:
     numbered(sqlite)
     sqlite._sql("DELETE FROM facets WHERE id = (SELECT max(id) FROM facets)")
-    assert len(list(sqlite.store.find(tag="t"))) == 4
+    assert len(list(sqlite.store.checkpoints(tag="t"))) == 4
     assert sqlite.store.repair().sessions[0].rebuilt == ("searches",)
-    assert len(list(sqlite.store.find(tag="t"))) == 5
+    assert len(list(sqlite.store.checkpoints(tag="t"))) == 5
 
 
 def test_keys_work_again(home: Home) -> None:
@@ -825,7 +825,7 @@ def test_repair_beside_a_saver(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
     [done] = home.store.repair().sessions
     assert done.rebuilt == ("searches",)
     assert home.session().load() == {"i": "raced"}
-    assert len(list(home.store.find(tag="t"))) == 6
+    assert len(list(home.store.checkpoints(tag="t"))) == 6
     assert home.store.verify(read_data=True).ok
 
 

@@ -327,7 +327,9 @@ def test_a_damaged_counter_is_told_of_and_made_anew(tables: Home, space: str) ->
         source.session("copied").save({"n": 1})
         source.copy(tables.store)
     assert tables.store.verify().ok
-    states = {(c.session, c.id): tables.session(c.session).load(c.id) for c in tables.store.find()}
+    states = {
+        (c.session, c.id): tables.session(c.session).load(c.id) for c in tables.store.checkpoints()
+    }
     for n, body in enumerate(spoiled(space, counter(tables, space))):
         tables._sql("UPDATE counters SET body = ? WHERE space = ?", body, space)
         with tables._open_as(**tables.options) as store:

@@ -257,7 +257,7 @@ def _damage_stops(address: str) -> Mutant:
 
 
 damage_stops_lineage = _damage_stops(".history.lineage")
-damage_stops_search = _damage_stops(".history.search")
+damage_stops_filters = _damage_stops(".history.filters")
 damage_stops_watch = _damage_stops(".history.watch")
 damage_stops_sessions = _damage_stops(".history.sessions")
 damage_stops_gc = _damage_stops(".maintenance.gc")
@@ -336,7 +336,7 @@ def _search(name: str, match: Callable[[str, str], bool]) -> Mutant:
         "A search compares whole values.",
         {
             ".storage.reader:Reader.find_terms": lambda _: terms,
-            ".history.search:Query.matches": lambda _: matches,
+            ".history.filters:Query.matches": lambda _: matches,
         },
     )
 
@@ -353,13 +353,13 @@ def _fnmatch(value: str, pattern: str) -> bool:
 searches_by_pattern = _search("searches_by_pattern", _fnmatch)
 
 
-@mutant(".history.search:Query.matches")
+@mutant(".history.filters:Query.matches")
 def searches_trust_the_index(real: Any) -> Any:
     """A search compares each hit of the index with its record."""
     return lambda self, c: True
 
 
-@mutant(".history.search:Query.may_match")
+@mutant(".history.filters:Query.may_match")
 def damaged_marks_do_not_match(real: Any) -> Any:
     """A search lists a checkpoint whose marks are damaged."""
     return lambda self, c: False
@@ -481,7 +481,7 @@ def prefixes_read_one_page(real: Any) -> Any:
     return lambda *of: itertools.islice(real(*of), 3)
 
 
-@mutant(".history.search:Query.terms")
+@mutant(".history.filters:Query.terms")
 def searches_use_no_index(real: Any) -> Any:
     """A search for a tag reads the index of tags."""
     return lambda self: []
@@ -489,23 +489,17 @@ def searches_use_no_index(real: Any) -> Any:
 
 searches_use_any_index = entry(
     "searches_use_any_index", "A search uses the index that finds least.",
-    ".history.search:_PROBE", 1,
+    ".history.filters:PROBE", 1,
 )  # fmt: skip
 
 
-@mutant(".history.search:_same")
+@mutant(".history.filters:_same")
 def searches_ignore_types(real: Any) -> Any:
     """Values of another type do not match."""
     return lambda a, b: a == b
 
 
-@mutant(".intervals:IntervalSet.add")
-def searches_scan_items_again(real: Any) -> Any:
-    """A search for a text reads each item once."""
-    return lambda self, low, high: [(low, high)]
-
-
-@mutant(".history.search:_Search._cursor")
+@mutant(".history.filters:Scan._cursor")
 def searches_forget_the_cursor(real: Any) -> Any:
     """A page begins behind the page before."""
     return lambda self, before: None
@@ -566,3 +560,30 @@ def known_items_expand_for_free(real: Any) -> Any:
         return run._replace(spent=[min(spent, 1) for spent in run.spent])
 
     return free
+
+
+# -- search ----------------------------------------------------------------------------------------
+
+
+@mutant(".history.search_index:_digest")
+def indexes_ignore_deletions(real: Any) -> Any:
+    """An index notices that checkpoints were deleted."""
+    return lambda gone: b"always the same"
+
+
+@mutant(".history.search_index:_is_at")
+def indexes_are_of_any_store(real: Any) -> Any:
+    """The index of another store is not used."""
+    return lambda *_: True
+
+
+@mutant(".history.search:new_texts")
+def every_state_is_new(real: Any) -> Any:
+    """A search leaves out text that the ancestor has."""
+    return lambda new, old, *more: real(new, None, *more)
+
+
+@mutant(".history.new_text:_outside")
+def searches_read_all_items(real: Any) -> Any:
+    """A search reads only the items that the ancestor has not."""
+    return lambda extents, others: real(extents, ())

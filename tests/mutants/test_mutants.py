@@ -128,7 +128,7 @@ CASES: list[tuple[Any, ...]] = [
        "checkpoints_load_without_their_head_row", body) for body in (b"", b"torn", None)],
     (history.a_missing_row_is_not_found, "history/damage",
      "a_missing_head_checkpoint_is_damage"),
-    (history.damage_stops_search, "history/damage",
+    (history.damage_stops_filters, "history/damage",
      "searches_list_or_log_damaged_checkpoints", "torn"),
     (history.damaged_marks_do_not_match, "history/damage",
      "searches_list_or_log_damaged_checkpoints", "mark"),
@@ -137,7 +137,7 @@ CASES: list[tuple[Any, ...]] = [
       for query in ({"status": "failed"}, {"tag": "t"}, {"agent": "x"})],
     (history.damaged_checkpoints_are_not_listed, "history/damage",
      "damaged_checkpoints_are_counted_and_kept"),
-    (history.damage_stops_search, "history/damage",
+    (history.damage_stops_filters, "history/damage",
      "searches_find_the_neighbours_of_damage", "record"),
     (history.damage_stops_watch, "history/damage",
      "watching_reports_the_neighbours_of_damage", "head"),
@@ -166,11 +166,11 @@ CASES: list[tuple[Any, ...]] = [
       for kind in FAILING_PARTS],
     (storage.errors_are_swallowed, "history/undo", "a_failed_rewind_is_an_error"),
     (history.nan_does_not_load, "history/undo", "nan_survives_undo_prune_gc_and_repair"),
-    (storage.searches_find_the_oldest_first, "history/search",
+    (storage.searches_find_the_oldest_first, "history/filters",
      "a_repeated_label_is_found_newest_first"),
-    *[(history.searches_by_prefix, "history/search", "hostile_values", field)
+    *[(history.searches_by_prefix, "history/filters", "hostile_values", field)
       for field in ("tag", "label", "trigger")],
-    (storage.names_are_normalized, "history/search", "hostile_values_can_be_taken_away"),
+    (storage.names_are_normalized, "history/filters", "hostile_values_can_be_taken_away"),
 
     *[(maintenance.the_oldest_is_kept, "maintenance/retention",
        "prune_keeps_the_newest_within_one_tick_of_the_clock", rule)

@@ -95,13 +95,16 @@ def life_with_history(home: Home) -> list[Any]:
             said.append((session.exists(), session.step, len(session)))
         queries: list[dict[str, Any]] = [
             {}, {"agent": "x"}, {"tag": "t"}, {"label": "l3"}, {"status": "failed"},
-            {"text": "quick"}, {"tag": "t", "limit": 2}, {"trigger": "g"},
+            {"tag": "t", "limit": 2}, {"trigger": "g"},
         ]  # fmt: skip
         for query in queries:
-            said.append([(c.session, c.seq) for c in home.store.find(**query)])
+            said.append([(c.session, c.seq) for c in home.store.checkpoints(**query)])
             query.pop("limit", None)
-            if "text" not in query:
-                said.append([i.name for i in home.store.sessions(**query)])
+            said.append([i.name for i in home.store.sessions(**query)])
+        hits = home.store.search("quick")
+        said.append(
+            [(hit.session, hit.checkpoint and hit.checkpoint.seq, hit.path) for hit in hits]
+        )
         stats = home.store.stats()
         rows = stats.rows | {"items": stats.rows["items"] > 0}  # plain files pack none together
         said.append((stats[:3], stats.states, [s[:2] for s in stats.largest], rows))

@@ -29,6 +29,7 @@ from psycopg import sql
 
 import holdfast
 from holdfast.format.records import SPACES, seal_counter
+from holdfast.storage.postgres import search_index
 from holdfast.storage.postgres.schema import TABLES
 
 # Only a test that crashes the server needs what these turn off.
@@ -204,6 +205,10 @@ def _empty(name: str) -> bool:
                     sql.SQL("SET LOCAL lock_timeout = '10s'"),
                     sql.SQL("LOCK TABLE {}").format(sql.SQL(", ").join(tables)),
                     *[sql.SQL(delete).format(table) for table in tables],
+                    *[
+                        sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(name, table))
+                        for table in search_index.TABLES
+                    ],
                     *[
                         sql.SQL("INSERT INTO {} VALUES ({}, {})").format(
                             sql.Identifier(name, "counters"), space, seal_counter(space, 1)

@@ -69,7 +69,7 @@ def save_random(session: holdfast.Session, count: int, size: int = 1_000) -> hol
 
 
 def found_seqs(home: Home, **query: Any) -> list[int]:
-    return seqs(home.store.find(**query))
+    return seqs(home.store.checkpoints(**query))
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def facts(store: holdfast.Store, names: list[str] | None = None) -> dict[str, An
         {"tag": "a"}, {"label": "l"}, {"trigger": "t"}, {"agent": "planner"},
     ]  # fmt: skip
     out["found"] = [
-        sorted(c.id for c in store.find(**query) if c.session in out) for query in queries
+        sorted(c.id for c in store.checkpoints(**query) if c.session in out) for query in queries
     ]
     return out
 

@@ -395,5 +395,5 @@ def test_what_has_come_is_found(
     copied_in_part(here, there, after)
     whole(there)
     came = {checkpoint.id for checkpoint in there.session().tree()}
-    assert {checkpoint.id for checkpoint in there.store.find(trigger="t")} == came
-    assert {checkpoint.id for checkpoint in there.store.find(agent="planner")} == came
+    assert {checkpoint.id for checkpoint in there.store.checkpoints(trigger="t")} == came
+    assert {checkpoint.id for checkpoint in there.store.checkpoints(agent="planner")} == came

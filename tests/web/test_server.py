@@ -585,46 +585,51 @@ def test_what_changed_since_a_damaged_checkpoint_is_told_from_the_one_before(sto
 
 
 def test_search(store, trip, ask):
-    assert [c["label"] for c in ask("search", label="asked")["items"]] == ["asked"]
-    found = ask("search", text="message 1", limit=2)
+    hits = ask("search", label="asked")["items"]
+    assert [hit["checkpoint"]["label"] for hit in hits] == ["asked"]
+    found = ask("search", text="message", limit=2)
     assert len(found["items"]) == 2
-    rest = ask("search", text="message 1", before=found["next"])
+    rest = ask("search", text="message", before=found["next"])
     assert rest["next"] is None
+    assert not {hit["checkpoint"]["id"] for hit in found["items"]} & {
+        hit["checkpoint"]["id"] for hit in rest["items"]
+    }
     assert ask("search", 400, status="odd")
     trip.save({}, meta={"user": "u1", "floor": 2})
     for pair, count in (("user=u1", 1), ("floor=2", 1), ("floor=3", 0), ("floor='2'", 0)):
         assert len(ask("search", meta=pair)["items"]) == count
     assert ask("search", 400, meta="user")
     told = ask("search", mark="U1")
-    assert [each["excerpt"] for each in told["found"].values()] == ["user: u1"]
+    assert [hit["snippet"] for hit in told["items"]] == ["user: u1"]
+    assert [hit["snippet"][hit["start"] : hit["end"]] for hit in told["items"]] == ["u1"]
     trip.save({}, label="Half a Label", meta={"deep": [{"Who": "somebody"}]})
     for part, count in (
         ("a lab", 1), ("HEA", 1), ("u1", 1), ("who", 1), ("MEbod", 1), ("message", 0), ("AS", 1),
     ):  # fmt: skip
         assert len(ask("search", mark=part)["items"]) == count, part
-    assert [c["label"] for c in ask("search", mark="AS", tag="nobody")["items"]] == []
+    assert ask("search", mark="AS", tag="nobody")["items"] == []
 
 
 def test_a_search_tells_who_brought_a_text_and_shows_it(store, trip, ask):
-    *_, first = (c for c in store.find(text="message 1") if c.session == "trip")
-    told = ask("search", text="message 1", fold=1)
-    assert [c["id"] for c in told["items"]] == [first.id]
-    found = told["found"][first.id]
-    assert (found["excerpt"], found["count"]) == (
-        "message 1",
-        len(list(store.find(text="message 1"))),
-    )
+    wanted = [hit.checkpoint.id for hit in store.search("message 1")]
+    told = ask("search", text="MESSAGE 1")
+    assert [hit["checkpoint"]["id"] for hit in told["items"]] == wanted
     assert told["next"] is None
-    long = "x" * 500 + "needle" + "y" * 500
+    hit = told["items"][-1]
+    assert hit["snippet"][hit["start"] : hit["end"]] == "message 1"
+    assert hit["path"][0] == "messages"
+    assert ask("search", text="MESSAGE 1", case_sensitive=1)["items"] == []
+    long = "x " * 250 + "needle" + " y" * 250
     store.session("long").save({"deep": {"log": [f"line {n}" for n in range(500)], "at": [long]}})
-    [shown] = ask("search", text="needle", fold=1)["found"].values()
-    assert re.fullmatch(r"…x{40}needley{114}…", shown["excerpt"])
+    [shown] = ask("search", text="needle")["items"]
+    assert re.fullmatch(r"…( x|x ){20}needle( y){57}…", shown["snippet"])
+    assert shown["path"] == ["deep", "at", 0]
     store.session("long").patch(set={"deep": {}})
     store.session("long").patch(set={"again": "needle"})
-    assert [found["count"] for found in ask("search", text="needle", fold=1)["found"].values()] == [
-        1,
-        1,
-    ]
+    assert len(ask("search", text="needle")["items"]) == 2
+    assert ask("search", text="needle", session="trip")["items"] == []
+    [named] = ask("search", text="LON")["items"]
+    assert (named["session"], named["checkpoint"]) == ("long", None)
 
 
 def test_a_search_ends_when_nobody_waits_for_it(store):
@@ -637,7 +642,7 @@ def test_a_search_ends_when_nobody_waits_for_it(store):
         asked.append(1)
         return len(asked) > 10
 
-    assert list(store.search(text="nowhere", stopped=stopped)) == []
+    assert list(store.search("nowhere", stopped=stopped)) == []
     assert len(asked) < 20
 
     async def left() -> bool:
@@ -768,14 +773,15 @@ def test_pages_end_early_where_rows_are_long(store, ask):
     for page, what, follow, asked in (
         ("log", "seq", "before", {"session": name}), ("sessions", "name", "after", {}),
         ("sessions", "name", "after", {"order": "active"}),
-        ("search", "id", "before", {"agent": None}),
+        ("search", "checkpoint", "before", {"agent": None}),
     ):  # fmt: skip
         seen: list[Any] = []
         more: dict[str, Any] = {}
         while not seen or more:
             answer = client(store).get(f"/api/{page}", params=asked | {"limit": 1_000} | more)
             assert len(answer.content) < LIMIT
-            seen += [each[what] for each in answer.json()["items"]]
+            found = [each[what] for each in answer.json()["items"]]
+            seen += [each["id"] for each in found] if page == "search" else found
             after = answer.json()["next"]
             more = {} if after is None else {follow: after}
         assert len(seen) == len(set(seen)) == {"log": 400, "sessions": 201, "search": 600}[page]

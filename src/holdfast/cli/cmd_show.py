@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from holdfast import STATUSES, Usage, json
+from holdfast import STATUSES, IndexResult, SearchHit, Usage, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_tags
 from holdfast.cli.context import App, command, escape_controls
@@ -214,7 +214,9 @@ def _is_text(shown: Any) -> bool:
 
 @command("search", lists=True)
 @click.argument("text", required=False)
+@session_option("Search only this session.")
 @_filters
+@click.option("--case-sensitive", is_flag=True, help="Tell upper and lower case apart.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=20, show_default=True,
     help="Print at most this many.",
@@ -223,8 +225,10 @@ def _is_text(shown: Any) -> bool:
 def search_(
     app: App,
     text: str | None,
+    session: str | None,
     limit: int,
     before: str | None,
+    case_sensitive: bool,  # noqa: FBT001
     meta: tuple[str, ...],
     since: str | None,
     until: str | None,
@@ -232,22 +236,62 @@ def search_(
 ) -> None:
     """Find checkpoints by text, tag, status and more, the newest first.
 
-    TEXT is searched in all strings of a state.
+    TEXT is searched in all strings of the states, in upper and lower case. It prints the
+    checkpoints in which the text came, and first the sessions whose names have it. Without TEXT, it
+    prints all checkpoints that match. `holdfast index` makes it fast.
     """
     with app.store() as store:
+        within = None if session is None else select.the_session(store, session)
         query = more | _parsed(meta, since, until)
-        found = list(store.find(text=text, before=before, limit=limit, **query))
+        query |= {"session": within, "before": before, "limit": limit}
+        if text is None:
+            hits = [SearchHit(c.session, c, (), "", 0, 0) for c in store.checkpoints(**query)]
+        else:
+            hits = list(store.search(text, case_sensitive=case_sensitive, **query))
         if app.json:
-            for checkpoint in found:
-                app.print_json(json.checkpoint(checkpoint))
+            for hit in hits:
+                app.print_json(json.hit(hit))
             return
-        length = store.id_length(found)
-        for checkpoint in found:
-            app.print(output.line_with_session(checkpoint, length))
-        if not found:
+        checkpoints = [hit.checkpoint for hit in hits if hit.checkpoint is not None]
+        length = store.id_length(checkpoints)
+        for hit in hits:
+            _print_hit(app, hit, length)
+        if not hits:
             app.notice("Nothing matches.")
-        elif len(found) == limit:
-            app.notice(f"There may be more: --before {found[-1].id}")
+        elif len(checkpoints) == limit:
+            app.notice(f"There may be more: --before {checkpoints[-1].id}")
+
+
+def _print_hit(app: App, hit: SearchHit, length: int) -> None:
+    text, start, end = hit.snippet, hit.start, hit.end
+    marked = text[:start] + click.style(text[start:end], bold=True) + text[end:]
+    if hit.checkpoint is None:
+        app.print(f"{click.style('session', dim=True)}  {marked}")
+        return
+    app.print(output.line_with_session(hit.checkpoint, length))
+    if text:
+        app.print(f"   {click.style(output.one_line(hit.where), dim=True)}: {marked}")
+
+
+@command("index")
+@click.option("--drop", is_flag=True, help="Remove the index.")
+def index_(app: App, drop: bool) -> None:  # noqa: FBT001
+    """Make searches for text fast, by an index beside the store.
+
+    It is built, or brought up to date. From then on, searches of programs that write to the store
+    keep it up to date, and no save waits for it. It is no part of the store: copies and backups
+    leave it out.
+    """
+    with app.store(write=True) as store:
+        dropped = store.drop_index() if drop else False
+        result = IndexResult(0, 0, 0) if drop else store.index()
+    if app.json:
+        app.print_json(json.index(result))
+    if drop:
+        app.print("The index is removed." if dropped else "There was no index.")
+    else:
+        changes = f"{result.added:,} added, {result.removed:,} removed"
+        app.print(f"The index has {output.plural(result.checkpoints, 'checkpoint')}: {changes}.")
 
 
 @command("usage", lists=True)

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("diff", "diff", "Show what changed between two checkpoints."),
         ("diff", "blame", "Find the checkpoint in which a value last changed."),
         ("show", "search", "Find checkpoints by text, tag, status and more."),
+        ("show", "index", "Make searches for text fast, by an index beside the store."),
         ("show", "usage", "Sum up tokens and cost by session, agent, model or day."),
         ("show", "stats", "Count sessions, checkpoints and bytes."),
         ("show", "watch", "Print checkpoints and operations as they are saved."),

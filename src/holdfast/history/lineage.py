@@ -11,7 +11,7 @@ from itertools import chain, starmap
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import ids
-from holdfast.errors import UNREADABLE, Corrupt, SessionNotFound
+from holdfast.errors import UNREADABLE, CheckpointNotFound, Corrupt, SessionNotFound
 from holdfast.format import records
 from holdfast.format.records import TAG, Graft, Head, Row
 from holdfast.history.checkpoint import Checkpoint, Gap
@@ -111,6 +111,27 @@ def forks_below(reader: Reader, session: int, seq: int | None = None) -> tuple[s
             if not is_deleted(reader, fork):
                 names.append(session_name(reader, fork))
     return tuple(names)
+
+
+def all_forks(reader: Reader, session: int) -> set[int]:
+    """Return the sessions that were forked from a session, or from one of its forks, and so on."""
+    found: set[int] = set()
+    queue = {session}
+    while queue:
+        at = queue.pop()
+        forks = {fork.session for fork in reader.forks(at, 1, records.MAX_SEQ)}
+        forks |= {graft.session for graft in reader.grafts_below(at)}
+        queue |= forks - found
+        found |= forks
+    return found - {session}
+
+
+def find_id(reader: Reader, id: bytes) -> Address:
+    """Return the address of a checkpoint. Raises CheckpointNotFound if there is none."""
+    found = reader.find_ids(id, id, 1)
+    if not found:
+        raise CheckpointNotFound(f"checkpoint {ids.to_text(id)} is gone")
+    return found[0].address
 
 
 def is_deleted(reader: Reader, session: int) -> bool:
@@ -327,6 +348,37 @@ def ancestors(
         below, at = at, parent_of(reader, at, record)
         id, step = record.parent, max(record.step - 1, 0)
         parent = record.skip
+
+
+class Ancestor(NamedTuple):
+    """The nearest ancestor of a checkpoint that is there and can be read."""
+
+    place: Address | None
+    """Its address; None if there is none."""
+    row: Row | None
+    sure: bool
+    """False if damage hides a nearer one."""
+
+
+def nearest_ancestor(reader: Reader, place: Address, record: Record) -> Ancestor:
+    """Return the nearest ancestor that is neither deleted nor freed nor damaged."""
+    with suppress(*UNREADABLE):
+        parent = parent_of(reader, place, record)
+        found = reader.checkpoint(*parent) if parent is not None else None
+        if parent is None and record.parent is None:
+            return Ancestor(None, None, sure=True)
+        is_there = parent and found and found.id == record.parent
+        if parent and found and is_there and not is_checkpoint_deleted(reader, parent):
+            row = records.unseal_checkpoint(parent.session, *found)
+            return Ancestor(parent, row, sure=True)
+    sure = True
+    for at, above in ancestors(reader, place):
+        if at == place:
+            continue
+        if above.damaged is None:
+            return Ancestor(at, read_row(reader, at), sure)
+        sure = False
+    return Ancestor(None, None, sure)
 
 
 def family(reader: Reader, session: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast import ids
@@ -15,7 +16,7 @@ from holdfast.storage.rows import Address, SessionRow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.history.search import Query
+    from holdfast.history.filters import Query
     from holdfast.storage.reader import Reader
     from holdfast.storage.repository import Repository
 
@@ -23,14 +24,11 @@ _PAGE = 200
 _HIGHEST_ID = b"\xff" * (ids.BYTES + 1)
 
 
-def sessions(
-    repository: Repository, agent: str | None, query: Query, after: str | None
-) -> Iterator[SessionInfo]:
+def sessions(repository: Repository, query: Query, after: str | None) -> Iterator[SessionInfo]:
     """Yield the sessions that match, ordered by name, a page at a time.
 
     Raises InvalidRequest if a filter is invalid.
     """
-    type(query)(agent).check()
     query.check()
     if after is not None and not isinstance(after, str):
         raise InvalidRequest(f"after must be the name of a session, not {after!r}")
@@ -41,7 +39,7 @@ def sessions(
             page = [describe(reader, row) for row in rows if not row.is_deleted]
         if not rows:
             return
-        yield from (info for info in page if may_match(info, agent, query))
+        yield from (info for info in page if may_match(info, query))
         at = rows[-1].name
 
 
@@ -89,9 +87,13 @@ def describe(reader: Reader, row: SessionRow) -> SessionInfo:
     return SessionInfo(name, agent, head, count, why, newest, operations, forked, head_seq)
 
 
-def may_match(info: SessionInfo, agent: str | None, query: Query) -> bool:
-    """Return whether a session matches. Parts that cannot be read count as a match."""
+def may_match(info: SessionInfo, query: Query) -> bool:
+    """Return whether a session matches. Parts that cannot be read count as a match.
+
+    The agent is that of the session; the other filters apply to its head.
+    """
     unknown = info.damaged is not None
+    agent, query = query.agent, replace(query, agent=None)
     if agent not in (None, info.agent) and not (unknown and info.agent is None):
         return False
     if info.head is None:

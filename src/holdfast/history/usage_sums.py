@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.history.checkpoint import SessionInfo
-    from holdfast.history.search import Query
+    from holdfast.history.filters import Query
     from holdfast.storage.repository import Repository
 
 KINDS = ("session", "agent", "model", "day")
@@ -46,14 +46,14 @@ def usage_sums(
 
 def _sessions(repository: Repository, name: str | None, query: Query) -> Iterator[SessionInfo]:
     """Yield the sessions that match. The times of the query do not concern their heads."""
-    heads = replace(query, agent=None, since=None, until=None)
+    heads = replace(query, since=None, until=None)
     if name is None:
-        yield from sessions(repository, query.agent, heads, None)
+        yield from sessions(repository, heads, None)
         return
     with repository.reader() as reader:
         row = reader.session(records.encode_name(name))
         if row is None:
             raise SessionNotFound(f"there is no session {name!r}")
         info = describe(reader, row)
-    if may_match(info, query.agent, heads):
+    if may_match(info, heads):
         yield info

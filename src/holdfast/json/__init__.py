@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from holdfast.history.checkpoint import SessionInfo
     from holdfast.history.diff import Change, Comparison
     from holdfast.history.message_parts import MessagePart
+    from holdfast.history.search import SearchHit
+    from holdfast.history.search_index import IndexResult
     from holdfast.history.token_usage import Totals
     from holdfast.maintenance.repair import RepairResult
     from holdfast.maintenance.retention import Plan
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pool", "Shape", "abandoned", "changes", "check_memory", "checkpoint", "comparison", "dotted",
-    "dumps", "event", "made_call", "message_part", "operation", "parse", "path", "pending",
-    "plan", "problem", "repair", "report", "session", "stats", "to_value", "totals", "usage",
-    "usage_sums", "value", "when",
+    "dumps", "event", "hit", "index", "made_call", "message_part", "operation", "parse", "path",
+    "pending", "plan", "problem", "repair", "report", "session", "stats", "to_value", "totals",
+    "usage", "usage_sums", "value", "when",
 ]  # fmt: skip
 
 Shape = dict[str, Any]
@@ -182,6 +184,17 @@ def changes(of: Iterable[Change]) -> list[Shape]:
             shape["after"] = value(change.after)
         found.append(shape)
     return found
+
+
+def hit(of: SearchHit) -> Shape:
+    return _fields(of, "session", "snippet", "start", "end") | {
+        "checkpoint": None if of.checkpoint is None else checkpoint(of.checkpoint),
+        "path": value(list(of.path)),
+    }
+
+
+def index(of: IndexResult) -> Shape:
+    return of._asdict()
 
 
 def pending(of: Pending) -> Shape:

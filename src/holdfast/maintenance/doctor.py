@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.errors import UNREADABLE, Corrupt, HoldfastError, StoreNotFound
-from holdfast.history.search import Query, search
+from holdfast.history.filters import Query, checkpoints
 from holdfast.maintenance.verify import verify
 from holdfast.storage import fs
 from holdfast.storage.url import open_backend
@@ -147,7 +147,7 @@ def _rights(folder: Path, path: Path) -> Finding:
 
 def _clock(backend: Backend) -> Finding:
     try:
-        newest = next((h.checkpoint for h in search(backend, Query(), limit=1)), None)
+        newest = next(checkpoints(backend, Query(), limit=1), None)
     except UNREADABLE:
         newest = None  # the findings about records list the damage
     now = dt.datetime.now(dt.UTC)

@@ -15,7 +15,7 @@ from holdfast import clock
 from holdfast.errors import UNREADABLE, Unavailable
 from holdfast.format import records, values
 from holdfast.format.records import LABEL, TAG, Graft, IndexTerm
-from holdfast.history import journal, lineage
+from holdfast.history import journal, lineage, search_index
 from holdfast.history.leases import LeaseRecord
 from holdfast.history.lineage import all_rows
 from holdfast.history.notes import FIRST_NOTE, UNCLAIMED, unclaimed
@@ -405,8 +405,9 @@ def collect(
     tell = progress or (lambda *_: None)
     freed = _Freeing(backend, tell, erase=erase).run()
     rows, swept = sweep_data(backend, tell, erase=erase)
+    forgotten = search_index.forget(backend)
     done = backend.compact(lambda done, total: tell("space", done, total), erase=erase)
-    return freed._replace(rows=rows, blocked=freed.blocked or not (swept and done))
+    return freed._replace(rows=rows, blocked=freed.blocked or not (swept and done and forgotten))
 
 
 def sweep_data(

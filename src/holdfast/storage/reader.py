@@ -13,6 +13,7 @@ from holdfast.storage.rows import (
     CheckpointRow,
     Fork,
     GraftRow,
+    HeadRow,
     IdRow,
     ItemsBegin,
     ItemsRow,
@@ -114,6 +115,10 @@ class Reader:
         """Return the head row of a session."""
         row = self.view.get(HEADS, session)
         return None if row is None else row[1]
+
+    def heads(self, after: int, limit: int) -> list[HeadRow]:
+        """Return head rows in the order of their sessions, strictly after a session."""
+        return [*map(maker(HeadRow), self.view.scan(HEADS, after + 1, limit=limit))]
 
     def forks(self, session: int, low: int, high: int) -> list[Fork]:
         """Return the sessions that were forked from a checkpoint with low <= seq <= high."""

@@ -61,6 +61,13 @@ class SessionRow(NamedTuple):
         return self.name if former is None else former
 
 
+class HeadRow(NamedTuple):
+    """The head row of a session."""
+
+    session: int
+    body: bytes
+
+
 class NameRow(NamedTuple):
     """The name that a session gets, and its row."""
 

@@ -1,15 +1,17 @@
-"""Open the backend for an address, and import only that one."""
+"""Open the backend for an address, or the search index of a backend, and import only that one."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from holdfast.storage.contract import Backend
+    from holdfast.storage.postgres.backend import PostgresBackend
+    from holdfast.storage.search_index import SearchIndex
 
 
 _LONGEST = 1e6
@@ -132,3 +134,41 @@ def _postgres(url: str, **options: Any) -> Backend:
             f"PostgreSQL needs a driver: {e}", hint="pip install 'holdfast[postgres]'"
         ) from e
     return PostgresBackend(url, **options)
+
+
+def open_search_index(backend: Backend, *, create: bool = False) -> SearchIndex | None:
+    """Open the index of a store. None if there is none, and none is to be created.
+
+    With `create`, an index that cannot be used is replaced. Raises IndexUnusable without it, and
+    InvalidRequest if stores of this kind have no index.
+    """
+    if backend.name in ("sqlite", "files"):
+        from holdfast.storage.sqlite.search_index import open_file
+
+        return open_file(_index_path(backend), create=create, read_only=backend.read_only)
+    if backend.name == "postgresql":
+        from holdfast.storage.postgres.search_index import open_tables
+
+        return open_tables(cast("PostgresBackend", backend), create=create)
+    if create:
+        raise InvalidRequest(
+            "this kind of store has no search index", hint="search() works without one"
+        )
+    return None
+
+
+def drop_search_index(backend: Backend) -> bool:
+    """Remove the index of a store. Return whether there was one."""
+    if backend.name in ("sqlite", "files"):
+        from holdfast.storage.sqlite.search_index import drop_file
+
+        return drop_file(_index_path(backend))
+    if backend.name == "postgresql":
+        from holdfast.storage.postgres.search_index import drop_tables
+
+        return drop_tables(cast("PostgresBackend", backend))
+    return False
+
+
+def _index_path(backend: Backend) -> Path:
+    return Path(f"{backend.path}-search")  # type: ignore[attr-defined]

@@ -1,28 +1,24 @@
-"""Search checkpoints, and show the text around each match.
-
-A state contains the texts of all checkpoints before it, so a text matches in many checkpoints. With
-`fold`, consecutive matches are one result: the checkpoint that added the text, and their number.
-"""
+"""Search for text in states, and for text in labels, tags and metadata."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast import Checkpoint, Hit, Store, json
+from holdfast import Checkpoint, SearchHit, Store, json
 from holdfast.json import Shape
 from holdfast.web.params import Answer, Params
 from holdfast.web.render import fitting, row
 
-_HITS = 50_000
-"""Hits that are compared for one answer, at most."""
-_EXCERPT = 160
+_CHECKED = 50_000
+"""Checkpoints that are compared for one answer, at most."""
+_SNIPPET = 160
 """Characters of a matching label, tag or metadata in an answer, at most."""
 
 
@@ -45,82 +41,69 @@ async def _set_on_disconnect(request: Request, gone: threading.Event) -> None:
 
 
 def search(store: Store, params: Params, stopped: Callable[[], bool] = lambda: False) -> Shape:
-    """Return checkpoints by text, marks and metadata, newest first.
+    """Return hits by text, marks and metadata, newest first.
 
     `before` starts behind the checkpoint of that id.
     """
     limit = params.number("limit", 30, 100) or 1
     query: dict[str, Any] = {
-        name: params.maybe(name) for name in ("agent", "status", "trigger", "tag", "label", "text")
+        name: params.maybe(name)
+        for name in ("session", "agent", "status", "trigger", "tag", "label", "before")
     }
     query["meta"] = params.pair("meta")
-    mark = (params.maybe("mark") or "").casefold()
-    hits = store.search(**query, before=params.maybe("before"), stopped=stopped)
-    if mark:
-        hits = _with_mark(hits, mark)
-    results, last = _results(hits, limit, fold=params.maybe("fold") is not None)
-    items = fitting([row(json.checkpoint(result.first)) for result in results])
-    if len(items) < len(results):
-        last = items[-1]["id"]
-    found = {
-        each.first.id: {"excerpt": each.excerpt, "count": each.count, "newest": each.newest.id}
-        for each in results[: len(items)]
-    }
-    return {"items": items, "found": found, "next": last}
+    text, mark = params.maybe("text"), (params.maybe("mark") or "").casefold()
+    if text is not None:
+        case_sensitive = params.maybe("case_sensitive") is not None
+        hits = store.search(text, case_sensitive=case_sensitive, stopped=stopped, **query)
+    else:
+        listed = store.checkpoints(**query)
+        hits = (SearchHit(c.session, c, (), "", 0, 0) for c in listed if not stopped())
+    return _page(hits, mark, limit)
 
 
-class _Result:
-    """Consecutive checkpoints that match."""
-
-    def __init__(self, hit: Hit) -> None:
-        self.newest = self.first = hit.checkpoint
-        self.excerpt, self.count = hit.excerpt, 1
-
-
-def _results(hits: Iterable[Hit], limit: int, *, fold: bool) -> tuple[list[_Result], str | None]:
-    """Return at most `limit` results, and the id behind which the next page starts, or None."""
-    results: list[_Result] = []
-    by_ancestor: dict[str, _Result] = {}
-    before: str | None = None
-    for n, hit in enumerate(hits):
-        at = hit.checkpoint
-        result = by_ancestor.pop(at.id, None) if fold else None
-        if result is None:
-            if len(results) == limit:
-                return results, before
-            result = _Result(hit)
-            results.append(result)
-        else:
-            result.first, result.excerpt = at, hit.excerpt
-            result.count += 1
-        before = at.id
-        if n == _HITS:
-            return results, before
-        if fold and at.ancestor is not None:
-            joined = by_ancestor.setdefault(at.ancestor, result)
-            if joined is not result:  # two branches meet here: they become one result
-                joined.count += result.count
-                results.remove(result)
-    return results, None
+def _page(hits: Iterator[SearchHit], mark: str, limit: int) -> Shape:
+    """Return a page of the hits with a mark, and the id behind which the next page starts."""
+    shapes: list[Shape] = []
+    last, count = None, 0
+    for checked, hit in enumerate(hits):
+        if count == limit or checked == _CHECKED:
+            break
+        marked = _marked(hit, mark)
+        if marked is not None:
+            shapes.append(json.hit(marked))
+        if hit.checkpoint is not None:
+            last = hit.checkpoint.id
+        if marked is not None and hit.checkpoint is not None:
+            row(shapes[-1]["checkpoint"])
+            count += 1
+    else:
+        last = None
+    items = fitting(shapes)
+    if len(items) < len(shapes):
+        last = (items[-1]["checkpoint"] or {}).get("id")
+    return {"items": items, "next": last}
 
 
-def _with_mark(hits: Iterable[Hit], mark: str) -> Iterator[Hit]:
-    """Yield the hits whose label, tags or metadata contain a text, in any case."""
-    for hit in hits:
-        excerpt = _excerpt(hit.checkpoint, mark)
-        if excerpt is not None:
-            yield hit._replace(excerpt=excerpt[:_EXCERPT])
+def _marked(hit: SearchHit, mark: str) -> SearchHit | None:
+    """Return a hit whose label, tags or metadata contain a text, in any case; else None."""
+    if not mark or hit.checkpoint is None:
+        return None if mark else hit
+    snippet = _snippet(hit.checkpoint, mark)
+    if snippet is None:
+        return None
+    at = max(snippet.casefold().find(mark), 0)
+    return SearchHit(hit.session, hit.checkpoint, (), snippet, at, at + len(mark))
 
 
-def _excerpt(c: Checkpoint, mark: str) -> str | None:
+def _snippet(c: Checkpoint, mark: str) -> str | None:
     if c.damaged is not None:
         return None
     texts = [*_texts(c.label or ""), *_texts(list(c.tags), "tag "), *_texts(c.meta)]
-    return next((excerpt for text, excerpt in texts if mark in text.casefold()), None)
+    return next((shown[:_SNIPPET] for text, shown in texts if mark in text.casefold()), None)
 
 
 def _texts(value: Any, lead: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text in a value, and its excerpt, which names the keys that lead to it."""
+    """Yield each text in a value, and how it is shown, with the keys that lead to it."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield key, f"{lead}{key}: {each}"

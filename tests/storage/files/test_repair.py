@@ -61,7 +61,7 @@ def check_accepted(path: Path, lines: set[int]) -> None:
             for id, count in known.items():
                 assert len(store.session(store.get(id).session).load(id)["log"]) == count
             assert store.session("s").get("key:first").id == next(iter(known))
-            assert {c.id for c in store.find(agent="planner")} >= {*known} - {[*known][-1]}
+            assert {c.id for c in store.checkpoints(agent="planner")} >= {*known} - {[*known][-1]}
             if not again:
                 session = store.session("s")
                 for short_lived in [session.append("log", ITEM) for _ in range(40)][:-1]:

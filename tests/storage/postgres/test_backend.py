@@ -687,7 +687,7 @@ def test_names_of_any_kind(store: holdfast.Store) -> None:
         for revision in (f"label:{name}", f"tag:{name}", f"key:{name}"):
             assert session.load(revision) == state
         for field in ("label", "tag", "trigger", "agent"):
-            assert [c.session for c in store.find(**{field: name})] == [name]  # type: ignore[arg-type]
+            assert [c.session for c in store.checkpoints(**{field: name})] == [name]  # type: ignore[arg-type]
         with pytest.raises(KeyTaken):
             session.save({}, key=name)
     with store._repository.reader() as reader:

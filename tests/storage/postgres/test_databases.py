@@ -191,7 +191,7 @@ def look(store: holdfast.Store) -> None:
     store.session("s").diff("@~1", "@")
     assert [*store.session("r").tool_calls()]
     assert not [*store.session("r").pending()]
-    assert [*store.find(tag="t")]
+    assert [*store.checkpoints(tag="t")]
     assert store.stats()
     assert store.verify(read_data=True).ok
 

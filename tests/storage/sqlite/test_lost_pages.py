@@ -309,7 +309,7 @@ def test_what_can_be_done_without_a_table(tmp_path: Path, table: str) -> None:
             n + 1 for n in (5, 4, 3, 2, 1, 0) if n != gone
         ]
         assert session.load("key:k4") == {"n": 4}
-        assert [c.id for c in store.find(tag="t5")] == [saved[5].id]
+        assert [c.id for c in store.checkpoints(tag="t5")] == [saved[5].id]
         assert [info.name for info in store.sessions(agent="a")] == ["s"]
         if table != "tombs":
             assert store.gc().sessions == 1

@@ -52,7 +52,7 @@ def _checkpoints_of_runs(
     """Return the checkpoints that runs have made, by namespace."""
     found: dict[str, set[str]] = {}
     for run in run_ids:
-        for checkpoint in threads.store.find(agent=AGENT, meta={"run_id": run}):
+        for checkpoint in threads.store.checkpoints(agent=AGENT, meta={"run_id": run}):
             found.setdefault(checkpoint.session, set()).add(checkpoint.id)
     return [
         (threads.namespace(ThreadAddress.from_session(name)), ids) for name, ids in found.items()

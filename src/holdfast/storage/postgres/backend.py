@@ -114,14 +114,14 @@ class PostgresBackend(Backend):
         self._notifier, self._listener = Notifier(self._connections, target), Listener(target)
         self._groups = [_Group(self._write_together) for _ in range(savers)]
         self._version: tuple[object, object] = (None, None)
-        with self._maintenance() as link:
+        with self.separate() as link:
             found = schemas.prepare(link, target, create=bool(create) and not read_only)
         self._is_tallied = found == schemas.FORMAT
 
     # -- connections ---------------------------------------------------------------------------
 
     @contextmanager
-    def _maintenance(self) -> Iterator[Link]:
+    def separate(self) -> Iterator[Link]:
         """Yield a separate connection for one long task, so that saves need not wait for it."""
         self._connections.check_open()
         with self._target.translated():
@@ -307,7 +307,7 @@ class PostgresBackend(Backend):
         self._check_writable()
         tables = [*schemas.TABLES]
         vacuum, left_out = "VACUUM FULL" if erase else "VACUUM", 0
-        with self._maintenance() as link:
+        with self.separate() as link:
             link.take_your_time()
             for n, table in enumerate(tables, start=1):
                 left_out += not self._tend(link, f"{vacuum} {table}")
@@ -319,7 +319,7 @@ class PostgresBackend(Backend):
         if accept is not None:
             return self._collect(lambda link: self._accept(link, accept))
         self._check_writable()
-        with self._maintenance() as link:
+        with self.separate() as link:
             link.take_your_time()
             for table in schemas.TABLES:
                 self._tend(link, f"REINDEX TABLE {table}")
@@ -361,7 +361,7 @@ class PostgresBackend(Backend):
 
     def identity(self) -> object:
         """The same through every host name, socket, role and pooler of a server."""
-        with self._maintenance() as link:
+        with self.separate() as link:
             return link.execute(
                 "SELECT pg_postmaster_start_time()::text, d.oid::bigint, n.oid::bigint "
                 "FROM pg_catalog.pg_database d, pg_catalog.pg_namespace n "

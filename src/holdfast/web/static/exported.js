@@ -210,23 +210,21 @@ class Exported {
     };
   }
 
-  search({ label, tag, text, mark, meta, agent, status, fold, limit = 30 }) {
+  search({ label, tag, text, mark, meta, agent, status, limit = 30 }) {
     const [, key, wanted] = /^([^=]+)=(.*)$/s.exec(meta ?? "") ?? [];
     const holds = (row) => !row.damaged && (!key || holdsPair(row.meta, key, wanted)) && (!mark || isMarked(row, mark)) && (!label || row.label === label) && (!tag || row.tags.includes(tag))
-      && (!agent || row.agent === agent) && (!status || row.status === status)
-      && (!text || (row.id in this.data.states && JSON.stringify(this.state(row.id)).includes(JSON.stringify(text).slice(1, -1))));
-    const items = [], found = {}, open = new Map();
+      && (!agent || row.agent === agent) && (!status || row.status === status);
+    const textOf = (id) => (id in this.data.states ? excerptOf(this.state(id), text) : null);
+    const items = [];
     for (const row of [...this.known.values()].sort((a, b) => (a.id < b.id ? 1 : -1))) {
       if (!holds(row)) continue;
-      const line = fold ? open.get(row.id) : undefined;
-      if (line === undefined && items.length === limit) break;
-      if (line !== undefined) items.splice(items.indexOf(line), 1, row);
-      else items.push(row);
-      const count = (line === undefined ? 0 : found[line.id].count) + 1;
-      found[row.id] = { excerpt: text ? excerptOf(this.state(row.id), text) : mark ? row.label : null, count, newest: row.id };
-      open.set(row.ancestor, row);
+      const found = text ? textOf(row.id) : ["", 0, 0];
+      if (found === null || (text && textOf(row.ancestor) !== null)) continue;
+      if (items.length === limit) break;
+      const [snippet, start, end] = found;
+      items.push({ session: row.session, checkpoint: row, path: [], snippet, start, end });
     }
-    return { items, found, next: null };
+    return { items, next: null };
   }
 }
 

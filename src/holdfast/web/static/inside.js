@@ -15,11 +15,11 @@ export function holdsPair(meta, key, text) {
   return found === text || JSON.stringify(found) === text;
 }
 
-/** The text around the first place in a value that has it; null if none has. */
+/** The text around the first place in a value that has it, and where it is in that; null if none has. */
 export function excerptOf(value, text) {
   if (typeof value === "string") {
-    const at = value.indexOf(text);
-    return at < 0 ? null : value.slice(Math.max(at - 40, 0), at + 120);
+    const at = value.toLowerCase().indexOf(text.toLowerCase()), begin = Math.max(at - 40, 0);
+    return at < 0 ? null : [value.slice(begin, at + 120), at - begin, at - begin + text.length];
   }
   if (typeof value !== "object" || value === null) return null;
   for (const [key, each] of Object.entries(value)) {
