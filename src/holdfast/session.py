@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from holdfast import ids
@@ -69,8 +68,6 @@ SAME: Any = object()
 """Default of `Session.fork(state=…)`: the fork starts with the state of its origin."""
 _FIRST_PAGE = 4
 """Checkpoints in the first page of history(). Most callers want only the newest."""
-_SUMMARIES = 10
-"""How many checkpoints get their summaries in one view."""
 
 
 class Session:
@@ -734,28 +731,28 @@ class Session:
         return self._with_summaries(found) if summary else found
 
     def _with_summaries(self, found: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
-        from holdfast.history.summary import Summaries
+        from holdfast.history.summary import with_summaries
 
-        while page := list(islice(found, _SUMMARIES)):
-            with self._repository.reader() as reader:
-                page = [*Summaries(reader, self._repository.data(reader)).add(page)]
-            yield from page
+        return with_summaries(self._repository, found)
 
     def checkpoints(
         self,
         *,
         before: str | Checkpoint | None = None,
         limit: int | None = None,
+        summary: bool = False,
         **filters: Unpack[Filters],
     ) -> Iterator[Checkpoint]:
         """Yield the checkpoints that match all filters, on all branches, newest first.
 
-        The filters are those of Store.checkpoints(), without `agent`.
+        The filters are those of Store.checkpoints(), without `agent`. With `summary`, each has a
+        `summary`: one line on what it changed.
         """
         from holdfast.history.filters import Query, checkpoints
 
         backend = self._repository.backend
-        return checkpoints(backend, Query.of(filters), before, limit, self.name)
+        found = checkpoints(backend, Query.of(filters), before, limit, self.name)
+        return self._with_summaries(found) if summary else found
 
     def search(
         self,
@@ -764,6 +761,7 @@ class Session:
         case_sensitive: bool = False,
         before: str | Checkpoint | SearchHit | None = None,
         limit: int | None = None,
+        summary: bool = False,
         **filters: Unpack[Filters],
     ) -> Iterator[SearchHit]:
         """Yield the checkpoints in which a text came into the state, newest first.
@@ -775,8 +773,8 @@ class Session:
         from holdfast.history.search import search
 
         return search(
-            self._repository.backend, text, Query.of(filters), case_sensitive=case_sensitive,
-            before=before, limit=limit, session=self.name,
+            self._repository, text, Query.of(filters), case_sensitive=case_sensitive,
+            before=before, limit=limit, session=self.name, summary=summary,
         )  # fmt: skip
 
     def operations(self) -> list[Operation]:

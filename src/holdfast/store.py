@@ -244,6 +244,7 @@ class Store:
         agent: str | None = None,
         before: str | Checkpoint | None = None,
         limit: int | None = None,
+        summary: bool = False,
         **filters: Unpack[Filters],
     ) -> Iterator[Checkpoint]:
         """Yield the checkpoints that match all filters, newest first.
@@ -253,12 +254,15 @@ class Store:
 
         If `agent` is given without label, tag, trigger and status, the order is session by session,
         each with its newest checkpoint first. `before` is the last checkpoint of the page before,
-        or its id. `limit` bounds the number of results.
+        or its id. `limit` bounds the number of results. With `summary`, each has a `summary`: one
+        line on what it changed.
         """
         from holdfast.history.filters import Query, checkpoints
+        from holdfast.history.summary import with_summaries
 
         query = Query.of(filters, agent=agent)
-        return checkpoints(self._repository.backend, query, before, limit, _name(session))
+        found = checkpoints(self._repository.backend, query, before, limit, _name(session))
+        return with_summaries(self._repository, found) if summary else found
 
     def search(
         self,
@@ -270,6 +274,7 @@ class Store:
         before: str | Checkpoint | SearchHit | None = None,
         limit: int | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        summary: bool = False,
         **filters: Unpack[Filters],
     ) -> Iterator[SearchHit]:
         """Yield the checkpoints in which a text came into the state, newest first.
@@ -283,7 +288,8 @@ class Store:
         checkpoints(). Without `session` and `before`, up to ten sessions whose names have the text
         come first, if they match the filters as in sessions(); `limit` bounds only the other hits.
         `before` is the last hit of the page before, or the id of its checkpoint. `stopped` is
-        called during the search, which ends early once it returns True.
+        called during the search, which ends early once it returns True. With `summary`, each
+        checkpoint has a `summary`: one line on what it changed.
 
         Without an index, the states are read. index() makes searches fast in big stores.
 
@@ -293,9 +299,8 @@ class Store:
         from holdfast.history.search import search
 
         return search(
-            self._repository.backend, text, Query.of(filters, agent=agent),
-            case_sensitive=case_sensitive, before=before, limit=limit, session=_name(session),
-            stopped=stopped,
+            self._repository, text, Query.of(filters, agent=agent), case_sensitive=case_sensitive,
+            before=before, limit=limit, session=_name(session), stopped=stopped, summary=summary,
         )  # fmt: skip
 
     def index(self, progress: Callable[[int, int], None] | None = None) -> IndexResult:

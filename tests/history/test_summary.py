@@ -211,6 +211,14 @@ def test_summaries_cross_forks_and_pages(session):
     assert [c.summary for c in session.tree(summary=True)] == lines[:1:-1]
 
 
+def test_hits_and_lists_have_summaries(session):
+    session.save({"plan": "Rome"}, tags=["a"])
+    session.save({"plan": "Oslo"})
+    [hit] = session.search("oslo", summary=True)
+    assert hit.checkpoint.summary == "plan 'Rome' → 'Oslo'"
+    assert [c.summary for c in session.checkpoints(tag="a", summary=True)] == ["plan = 'Rome'"]
+
+
 def test_nothing_is_made_that_was_not_asked_for(session):
     session.save({"n": 1})
     assert session.get().summary is None

@@ -9,7 +9,7 @@ becomes a hit. So a wrong index adds no hit.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from holdfast.history.filters import PAGE, PROBE, Cursor, Query, Scan, check
 from holdfast.history.new_text import NewText, binary_ranges, new_texts
 from holdfast.history.search_index import Candidates, open_candidates
 from holdfast.history.sessions import describe, may_match
+from holdfast.history.summary import with_summaries
 from holdfast.log import logger
 from holdfast.storage.reader import open_reader
 from holdfast.storage.repository import StoredData
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.format.records import Row
     from holdfast.storage.contract import Backend
     from holdfast.storage.reader import Reader
+    from holdfast.storage.repository import Repository
     from holdfast.storage.rows import Address
 
 _LEAD, _SNIPPET = 40, 160
@@ -68,7 +70,7 @@ class SearchHit:
 
 
 def search(
-    backend: Backend,
+    repository: Repository,
     text: str,
     query: Query,
     *,
@@ -77,6 +79,7 @@ def search(
     limit: int | None = None,
     session: str | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    summary: bool = False,
 ) -> Iterator[SearchHit]:
     """Return the hits of a text; see Store.search.
 
@@ -85,12 +88,21 @@ def search(
     require_text("text", text)
     check(query, limit)
     at = before.checkpoint if isinstance(before, SearchHit) else before
-    word = Word(text, case_sensitive=case_sensitive)
+    word, backend = Word(text, case_sensitive=case_sensitive), repository.backend
     scan = _TextScan(backend, query, session, word, stopped, limit)
-    hits = islice(scan.run(at), limit)
+    hits: Iterator[SearchHit] = islice(scan.run(at), limit)
+    if summary:
+        hits = _with_summaries(repository, hits)
     if before is not None or session is not None:
         return hits
     return chain(islice(_named(backend, word, query), _NAMES), hits)
+
+
+def _with_summaries(repository: Repository, hits: Iterator[SearchHit]) -> Iterator[SearchHit]:
+    for hit in hits:
+        found = () if hit.checkpoint is None else (hit.checkpoint,)
+        for checkpoint in with_summaries(repository, iter(found)):
+            yield replace(hit, checkpoint=checkpoint)
 
 
 def _named(backend: Backend, word: Word, query: Query) -> Iterator[SearchHit]:

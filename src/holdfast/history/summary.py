@@ -8,7 +8,7 @@ neighbours share.
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import UNREADABLE
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.format.nodes import Extent
     from holdfast.history.checkpoint import Checkpoint
     from holdfast.storage.reader import Reader
+    from holdfast.storage.repository import Repository
 
 WIDTH = 160
 """Characters of a summary, at most."""
@@ -62,6 +63,16 @@ class _Change(NamedTuple):
     removed: int = 0
     added: int = 0
     is_list: bool = False
+
+
+def with_summaries(
+    repository: Repository, found: Iterator[Checkpoint], page: int = 10
+) -> Iterator[Checkpoint]:
+    """Yield checkpoints with their summaries. They are read `page` at a time."""
+    while several := [*islice(found, page)]:
+        with repository.reader() as reader:
+            several = [*Summaries(reader, repository.data(reader)).add(several)]
+        yield from several
 
 
 class Summaries:
