@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.history.watch import Watcher
     from holdfast.maintenance.doctor import Finding, diagnose
     from holdfast.maintenance.gc import GcResult
+    from holdfast.maintenance.prune_undo import UndoPruneResult
     from holdfast.maintenance.repair import RepairResult, SessionRepair
     from holdfast.maintenance.retention import Plan, Retention, Verdict, duration
     from holdfast.maintenance.stats import Stats
@@ -93,6 +94,7 @@ else:
         "history.watch": "Watcher",
         "maintenance.doctor": "Finding diagnose",
         "maintenance.gc": "GcResult",
+        "maintenance.prune_undo": "UndoPruneResult",
         "maintenance.repair": "RepairResult SessionRepair",
         "maintenance.retention": "Plan Retention Verdict duration",
         "maintenance.stats": "Stats",
@@ -146,6 +148,7 @@ __all__ = [
     "SearchHit", "Series", "Session", "SessionBusy", "SessionExists", "SessionInfo",
     "SessionNotFound", "SessionRepair", "Stats", "StepChanged", "StepFailed", "Store",
     "StoreNotFound", "StreamWriter", "TooBig", "ToolCall", "Totals", "Unavailable",
-    "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen", "current_key",
-    "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit", "new_file", "open",
+    "UndoPruneResult", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen",
+    "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
+    "new_file", "open",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.history.search_index import IndexResult
     from holdfast.maintenance.autoprune import AutoPruner
     from holdfast.maintenance.gc import GcProgress, GcResult
+    from holdfast.maintenance.prune_undo import UndoPruneResult
     from holdfast.maintenance.repair import RepairResult
     from holdfast.maintenance.retention import Plan, Retention
     from holdfast.maintenance.stats import Stats
@@ -488,6 +489,17 @@ class Store:
 
         names = lineage.session_names(self._repository)
         return prune_store(self._repository, names, rule, dry_run=dry_run)
+
+    def undo_prune(self) -> UndoPruneResult:
+        """Undo the newest prune() of this store that is not undone yet, in all its sessions.
+
+        Later changes to these sessions stay. A session that cannot get its checkpoints back is
+        skipped, for example because gc() has freed some of them. The result lists it with the
+        reason. Raises InvalidRequest if there is nothing to undo.
+        """
+        from holdfast.maintenance.prune_undo import undo_prune
+
+        return undo_prune(self._repository)
 
     def repair(self) -> RepairResult:
         """Move heads away from damaged checkpoints, and rebuild indexes.

@@ -304,6 +304,7 @@ class AsyncStore(_Handle[Store]):
     verify = _awaited(Store.verify)
     gc = _awaited(Store.gc)
     prune = _awaited(Store.prune)
+    undo_prune = _awaited(Store.undo_prune)
     repair = _awaited(Store.repair)
     stats = _awaited(Store.stats)
     backup = _awaited(Store.backup)

@@ -18,6 +18,7 @@ from holdfast.errors import (
     Corrupt,
     HeadMoved,
     InvalidRequest,
+    SessionExists,
     SessionNotFound,
 )
 from holdfast.format import records
@@ -227,6 +228,31 @@ class Operator:
 
         def plan(context: OpContext) -> Outcome:
             return _wanted(undo_target(context, self._writer.name), only)
+
+        return self.run("undo", plan, deleted=True)
+
+    def undo_deletion(self, session: int, number: int) -> Operation:
+        """Undo one operation of the log, which deleted checkpoints or the session itself.
+
+        Other entries may follow it: they stay as they are, and redo() does not delete again.
+        `session` is the number of the session. Raises SessionExists if another one has its name.
+        """
+        ref = (OPERATION, number)
+
+        def plan(context: OpContext) -> Outcome:
+            if context.number != session:
+                raise SessionExists(f"another session has had the name {self.name!r} since")
+            log = OperationLog(context)
+            newest = log.newest()
+            if log.top(newest) == ref:
+                return undo_target(context, self.name).outcome
+            kind, details = log.entry(ref)
+            outcome = revert(context, kind, details, 0)
+            outcome.details = {
+                "undid": [*ref], "what": kind, "top": _plain(log.top(newest)),
+                "redo": log.redoable(newest), "aside": True,
+            }  # fmt: skip
+            return outcome
 
         return self.run("undo", plan, deleted=True)
 
@@ -478,7 +504,9 @@ class OperationLog:
         operation = self._read(ref[1])
         if operation is None or operation[0] not in ("undo", "redo"):
             return None
-        found: int | None = ref[1] if operation[0] == "undo" else operation[1]["redo"]
+        kind, details = operation
+        is_next = kind == "undo" and not details.get("aside")
+        found: int | None = ref[1] if is_next else details["redo"]
         return found
 
     def head_after(self, ref: Ref | None) -> int:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast import clock
+from holdfast import clock, ids
 from holdfast.errors import UNREADABLE, InvalidRequest, SessionBusy, SessionNotFound, require_count
 from holdfast.format import records
 from holdfast.history import leases, lineage
@@ -355,16 +355,19 @@ def prune_store(
     if dry_run:
         return plans
     done: list[Plan] = []
+    batch = ids.to_text(ids.new_id())
     for operator, each in zip(operators, plans, strict=True):
         with _leaving_alone(each.session):
             if each.removed:
-                carry_out(operator, each, rule)
+                _carry_out(operator, each, rule, batch)
             done.append(each)
     return done
 
 
-def carry_out(operator: Operator, decided: Plan, rule: Retention) -> None:
+def _carry_out(operator: Operator, decided: Plan, rule: Retention, batch: str) -> None:
     """Delete the checkpoints that a plan removes, by an operation that undo() can take back.
+
+    `batch` is an id that all operations of one prune of the store have.
 
     Checkpoints that have become protected since are kept. A whole session is deleted only if the
     rule still says so.
@@ -374,21 +377,21 @@ def carry_out(operator: Operator, decided: Plan, rule: Retention) -> None:
     def decide(context: OpContext) -> Outcome | None:
         now = plan(context.reader, context.number, operator.name, context.head, rule)
         if decided.whole is not None:
-            return None if now.whole is None else _removal(context, now)
+            return None if now.whole is None else _removal(context, now, batch=batch)
         verdicts = [
             v if v.protected else v._replace(keep=v.checkpoint.seq not in chosen)
             for v in now.verdicts
         ]
         now = now._replace(verdicts=tuple(verdicts), whole=None)
-        return _removal(context, now) if now.removed else None
+        return _removal(context, now, batch=batch) if now.removed else None
 
     operator.attempt("prune", decide)
 
 
-def _removal(context: OpContext, decided: Plan) -> Outcome:
+def _removal(context: OpContext, decided: Plan, **more: str) -> Outcome:
     if decided.whole is None:
-        return apply(context, "prune", _runs(decided))
-    outcome = apply(context, "delete", {"session": True, "hold": [*clock.uptime()]})
+        return apply(context, "prune", _runs(decided) | more)
+    outcome = apply(context, "delete", {"session": True, "hold": [*clock.uptime()]} | more)
     outcome.kind = "delete"
     return outcome
 
