@@ -62,7 +62,9 @@ def open(
 ) -> Store:
     """Open a store, and create it if it does not exist.
 
-    The address is a path (SQLite), "files:folder", "postgresql://…" or "memory:".
+    The address is a path (SQLite), "files:folder", "postgresql://…" or "memory:". A path that
+    begins with ~ is refused. "sqlite:///agent.db" is a relative path, and "sqlite:////data/agent.db"
+    an absolute one, as in SQLAlchemy.
 
     `create=True` also creates missing parent folders. `create=False` raises StoreNotFound if the
     store is missing. PostgreSQL creates a store only with create=True. If open() raises, it leaves

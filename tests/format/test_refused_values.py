@@ -518,7 +518,15 @@ def test_what_compresses_very_well_is_no_bomb(store):
 
 @pytest.mark.parametrize(
     "url",
-    ["file:agent.db", "mysql://host/db", "http://host", "redis://x", ":memory:", "sqlit:///x.db"],
+    [
+        "file:agent.db",
+        "mysql://host/db",
+        "http://host",
+        "redis://x",
+        ":memory:",
+        "sqlit:///x.db",
+        "sqlite:///:memory:",
+    ],
 )
 def test_addresses_of_no_kind_of_store(url: str, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """They are not taken for names of files."""
@@ -528,20 +536,59 @@ def test_addresses_of_no_kind_of_store(url: str, tmp_path: pathlib.Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "files"])
-def test_addresses_with_slashes(
-    scheme: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("url", ["~/agent.db", "~", "sqlite:~/agent.db", "files:~/store"])
+def test_the_library_does_not_expand_paths(
+    url: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`sqlite:///path` is refused no more with the hint to write `sqlite:path`."""
+    """It would make a folder called ~, which people then remove with all that is in their home."""
     monkeypatch.chdir(tmp_path)
-    with holdfast.open(f"{scheme}:store") as store:
+    with pytest.raises(holdfast.InvalidRequest):
+        holdfast.open(url, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_addresses_with_slashes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with holdfast.open("files:store") as store:
         store.session("s").save({"n": 1})
-    for url in (f"{scheme}://{tmp_path}/store", f"{scheme}:///{tmp_path}/store"):
+    for url in (f"files://{tmp_path}/store", f"files:///{tmp_path}/store"):
         with holdfast.open(url, create=False) as store:
             assert store.session("s").load() == {"n": 1}
+
+
+def test_sqlite_addresses_mean_what_they_mean_in_sqlalchemy(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with holdfast.open("sqlite:///agent.db") as store:
+        assert store.address == str(tmp_path / "agent.db")
+    with holdfast.open("sqlite:///new/agent.db", create=True) as store:
+        assert store.address == str(tmp_path / "new" / "agent.db")
+    for url in (f"sqlite:///{tmp_path}/agent.db", f"sqlite:{tmp_path}/agent.db"):
+        holdfast.open(url, create=False).close()
+
+
+def test_a_path_from_the_root_is_not_taken_for_a_relative_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = tmp_path.parts[1]
+    with pytest.raises(holdfast.InvalidRequest) as refused:
+        holdfast.open(f"sqlite://{tmp_path}/agent.db", create=True)
+    assert f"sqlite:///{tmp_path}/agent.db" in str(refused.value.hint)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / first).mkdir()
+    with holdfast.open(f"sqlite:///{first}/agent.db") as store:
+        assert store.address == str(tmp_path / first / "agent.db")
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "files"])
+def test_addresses_with_hosts(scheme: str) -> None:
     with pytest.raises(holdfast.InvalidRequest, match="names a host") as refused:
         holdfast.open(f"{scheme}://host/store")
-    assert f"{scheme}:///path" in str(refused.value.hint)
+    assert f"{scheme}:////path" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,11 @@ def open_backend(
 ) -> Backend:
     """Return the backend for a path (SQLite), "files:folder", "postgresql://…" or "memory:".
 
-    "sqlite:path" is a path, too. "sqlite:///path" and "files:///path" are absolute paths. Raises
-    InvalidRequest for a bad address or option, StoreNotFound if there is no store and `create`
-    forbids to make one, and Unavailable if it cannot be opened.
+    "sqlite:path" is a path, too. As in SQLAlchemy, "sqlite:///path" is relative, and four slashes
+    begin an absolute path. "files:///path" is absolute, as in a file: URL.
+
+    Raises InvalidRequest for a bad address or option, StoreNotFound if there is no store and
+    `create` forbids to make one, and Unavailable if it cannot be opened.
     """
     if durability not in ("full", "normal"):
         raise InvalidRequest(f"unknown durability {durability!r}", hint='"full" or "normal"')
@@ -62,18 +64,22 @@ def open_backend(
         if create is False or read_only:
             raise InvalidRequest("a memory: store is always new and empty")
         return MemoryBackend()
-    if scheme in ("sqlite", "files"):
-        rest = _from_root(scheme, rest)
+    place = _path(scheme, rest) if scheme in ("sqlite", "files") else text
+    if place == "~" or place.startswith("~/"):
+        raise InvalidRequest(
+            f"{text!r} is not expanded: it would make a folder called ~",
+            hint="os.path.expanduser(path) expands it",
+        )
     if scheme == "files":
         from holdfast.storage.files.backend import FilesBackend
 
-        return FilesBackend(Path(rest), **options)
-    if scheme in ("file", "memory") or rest.startswith("//") or text == ":memory:":
+        return FilesBackend(Path(place), **options)
+    if scheme in ("file", "memory") or place.startswith(f"{scheme}://") or place == ":memory:":
         raise InvalidRequest(
-            f"no kind of store is called {text.partition('//')[0]!r}",
+            f"no kind of store is called {place.partition('//')[0]!r}",
             hint="a path, sqlite:path, files:folder, postgresql://… or memory:",
         )
-    path = Path(rest if scheme == "sqlite" else text)
+    path = Path(place)
     try:
         text.encode()
         if path.is_dir():
@@ -113,16 +119,26 @@ def address(backend: Backend) -> str | None:
     return ("files:" if backend.name == "files" else "") + os.path.abspath(path)
 
 
-def _from_root(scheme: str, path: str) -> str:
-    """Return the path of an address such as sqlite:///path. Other paths stay the same."""
-    if not path.startswith("//"):
-        return path
-    if not path.startswith("///"):
+def _path(scheme: str, rest: str) -> str:
+    """Return the path in an address such as sqlite:path or sqlite:///path."""
+    if not rest.startswith("//"):
+        return rest
+    if not rest.startswith("///"):
         raise InvalidRequest(
-            f"{scheme}:{path} names a host, but the store is on this machine",
-            hint=f"{scheme}:path, or {scheme}:///path for a path from the root on",
+            f"{scheme}:{rest} names a host, but the store is on this machine",
+            hint=f"{scheme}:path, or {scheme}:////path for a path from the root on",
         )
-    return "/" + path.lstrip("/")
+    path = rest.lstrip("/")
+    if scheme == "files" or rest.startswith("////"):
+        return f"/{path}"
+    first = path.partition("/")[0]
+    if os.path.lexists(f"/{first}") and not os.path.lexists(first or "."):
+        raise InvalidRequest(
+            f"{scheme}:{rest} is a relative path, as in SQLAlchemy, and there is no {first!r} here",
+            hint=f"four slashes for a path from the root on: {scheme}:////{path}; "
+            f"for a new {first!r} in this folder: {scheme}:{path}",
+        )
+    return path
 
 
 def _postgres(url: str, **options: Any) -> Backend:
