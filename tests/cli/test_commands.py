@@ -129,7 +129,7 @@ LISTS = (
     "log --all",
     "search",
     "operations -s trip",
-    "prune --keep-last 1 --dry-run",
+    "prune --all --keep-last 1 --dry-run",
 )
 
 
@@ -147,7 +147,7 @@ def test_notices_are_kept_apart_from_data(trip):
     assert "Undo with" not in ended.out
     ended = trip.good("search nothing-of-it")
     assert (ended.out, ended.err) == ("", "Nothing matches.\n")
-    ended = trip.good("prune --keep-last 1 --dry-run")
+    ended = trip.good("prune --all --keep-last 1 --dry-run")
     assert "drop" in ended.out
     assert ended.err == "Nothing was done: a dry run.\n"
 
@@ -303,12 +303,17 @@ def test_near_sessions(trip):
 
 # -- what is asked before --------------------------------------------------------------------------
 
-GRAVE = ("prune --keep-last 1 --no-labelled", "gc", "delete -s trip-b", "delete @~1 -s trip")
+GRAVE = (
+    "prune --all --keep-last 1 --no-labelled",
+    "gc --all",
+    "delete -s trip-b",
+    "delete @~1 -s trip",
+)
 
 
 @pytest.mark.parametrize("line", GRAVE)
 def test_nobody_there_to_ask(trip, line):
-    if line == "gc":
+    if line == "gc --all":
         trip.good("delete @~1 -s trip --yes")
     before = (trip.good("log --all --json").out, trip.good("stats --json").out)
     ended = trip.type(line, stdin="y\n")
@@ -320,7 +325,7 @@ def test_nobody_there_to_ask(trip, line):
 
 
 def test_the_plan_is_shown_with_reasons(trip):
-    plan = trip.type("prune --keep-last 1").err
+    plan = trip.type("prune --all --keep-last 1").err
     assert "drop" in plan
     assert "not kept by keep_last=1" in plan
     assert "labelled edited" in plan or "the head" in plan
@@ -331,13 +336,13 @@ def test_delete_names_forks_and_gc_what_was_in_its_way(trip):
     assert "'trip-b'" in trip.good("delete -s trip --yes").err
     with holdfast.open(trip.path) as store, store._repository.reader() as reader:
         reader.sessions(None, 1)
-        assert "Run gc again" in trip.good("gc --yes").err
-    assert "Run gc again" not in trip.good("gc --erase --yes").err
+        assert "Run gc again" in trip.good("gc --all --yes").err
+    assert "Run gc again" not in trip.good("gc --all --erase --yes").err
 
 
 def test_prune_does_what_its_plan_said(trip):
-    [dry, _] = trip.good("prune --keep-last 1 --dry-run --json").lines
-    [done, _] = trip.good("prune --keep-last 1 --yes --json").lines
+    [dry, _] = trip.good("prune --all --keep-last 1 --dry-run --json").lines
+    [done, _] = trip.good("prune --all --keep-last 1 --yes --json").lines
     assert dry == done
     left = {row["id"] for row in trip.good("log trip --json").lines}
     assert left == {v["id"] for v in dry["verdicts"] if v["keep"]}
@@ -349,16 +354,15 @@ def test_prune_of_whole_sessions(trip):
     """They are counted with the checkpoints of others, go, and come back by undo."""
     named = [row["name"] for row in trip.good("sessions --json").lines]
     trip.good("save fresh", stdin="{}")
-    asked = trip.type("prune --session-ttl 1s")
+    asked = trip.type("prune --all --session-ttl 1s")
     assert "trip-b: delete the session: nothing was saved for 1s" in asked.err
-    done = trip.good("prune --session-ttl 1s --yes")
+    done = trip.good("prune --all --session-ttl 1s --yes")
     assert done.out == "Deleted 11 checkpoints and 3 sessions.\n"
     assert trip.good("sessions --json").lines == []
-    for name in (*named, "fresh"):
-        assert f"Undo with: holdfast undo -s {name}\n" in done.err
-        trip.good(f"undo -s {name}")
+    assert "Undo with: holdfast undo --prune\n" in done.err
+    assert trip.good("undo --prune").out == "The prune is undone in 3 sessions.\n"
     assert [row["name"] for row in trip.good("sessions --json").lines] == ["fresh", *named]
-    assert trip.good("prune --session-ttl 9999w --yes").err == "Nothing to prune.\n"
+    assert trip.good("prune --all --session-ttl 9999w --yes").err == "Nothing to prune.\n"
 
 
 def test_prune_of_sessions_and_of_checkpoints(trip, monkeypatch):
@@ -366,7 +370,7 @@ def test_prune_of_sessions_and_of_checkpoints(trip, monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: (EPOCH + 10_000) * 10**9)
     for n in range(3):
         trip.good("save fresh", stdin=str(n))
-    line = "prune --session-ttl 1h --keep-last 1"
+    line = "prune --all --session-ttl 1h --keep-last 1"
     asked: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -378,14 +382,51 @@ def test_prune_of_sessions_and_of_checkpoints(trip, monkeypatch):
     assert [row["name"] for row in trip.good("sessions --json").lines] == ["fresh"]
 
 
-def test_prune_says_how_to_undo_each_of_many(terminal):
+def test_a_prune_of_all_is_undone_at_once(terminal):
     with terminal.store() as store:
         for n in range(12):
             store.session(f"s{n}").save({"n": 1})
             store.session(f"s{n}").save({"n": 2})
-    told = terminal.good("prune --keep-last 1 --yes").err
-    assert told.count("Undo with: holdfast undo -s s") == 10
-    assert "And 2 more sessions, each with: holdfast undo -s NAME\n" in told
+    told = terminal.good("prune --all --keep-last 1 --yes").err
+    assert told.count("Undo with: holdfast undo --prune\n") == told.count("Undo with") == 1
+    terminal.good("save s3", stdin="3")
+    undone = terminal.good("undo --prune --json").one
+    assert {each["session"] for each in undone["operations"]} == {f"s{n}" for n in range(12)}
+    assert undone["skipped"] == []
+    counts = {row["name"]: row["checkpoints"] for row in terminal.good("sessions --json").lines}
+    assert counts == {f"s{n}": 3 if n == 3 else 2 for n in range(12)}
+    assert terminal.type("undo --prune --json").error["error"] == "InvalidRequest"
+    assert terminal.type("undo s3 --prune --json").error["error"] == "InvalidRequest"
+
+
+def test_a_prune_that_cannot_be_undone_everywhere(terminal):
+    with terminal.store() as store:
+        for name in ("a", "b"):
+            store.session(name).save({})
+    terminal.good("prune --all --session-ttl 0.000001s --yes")
+    terminal.good("save a", stdin="1")
+    ended = terminal.type("undo --prune --json")
+    assert ended.code == 4
+    assert [each["what"] for each in ended.one["skipped"]] == ["a"]
+    assert terminal.good("state -s b --json").one == {}
+    ended = terminal.type("undo --prune")
+    assert (ended.code, "left out  a: " in ended.out) == (4, True)
+
+
+EVERYTHING = ("prune --keep-last 1 --yes", "watch --seconds 0.01", "gc --yes")
+
+
+@pytest.mark.parametrize("line", EVERYTHING)
+def test_all_sessions_only_if_the_user_says_so(trip, line):
+    before = trip.good("stats --json").out
+    told = trip.type(f"{line} --json").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert "--all" in told["hint"]
+    assert trip.good("stats --json").out == before
+    trip.good(f"{line} --all")
+    if not line.startswith("gc"):
+        told = trip.type(f"{line} trip --all --json").error
+        assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
 
 
 def test_a_long_plan_of_prune_is_outlined(terminal):
@@ -394,29 +435,32 @@ def test_a_long_plan_of_prune_is_outlined(terminal):
         for n in range(12):
             for m in range(3 + n):
                 store.session(f"s{n:02}").save({"m": m})
-    dry = terminal.good("prune --keep-last 1 --dry-run").out.splitlines()
+    dry = terminal.good("prune --all --keep-last 1 --dry-run").out.splitlines()
     assert dry[0] == "Delete 90 checkpoints, in 12 sessions:"
     assert dry[1:] == [
         *(f"s{n:02}: delete {n + 2} of {n + 3} checkpoints" for n in range(11, 1, -1)),
         "and 2 more sessions",
     ]
-    asked = terminal.type("prune --keep-last 1")
+    asked = terminal.type("prune --all --keep-last 1")
     assert [line for line in asked.err.splitlines() if line in dry] == dry
     [one] = terminal.good("prune --keep-last 1 -s s11 --dry-run --json").lines
     assert len(one["verdicts"]) == 14
+    verbose = terminal.good("prune --all --keep-last 1 --dry-run -v").out
+    assert verbose.count("  drop  ") == 90
     terminal.good("prune --keep-last 1 -s s11 --yes")
-    assert len(terminal.good("prune --keep-last 1 --dry-run --json").lines) == 11
+    assert len(terminal.good("prune --all --keep-last 1 --dry-run --json").lines) == 11
 
 
-def test_only_a_dry_run_of_one_session_shows_a_long_plan(terminal):
+def test_a_long_plan_of_one_session_fits_a_screen(terminal):
     with terminal.store() as store:
         for n in range(60):
             store.session("long").save({"n": n})
-    line = "prune --keep-last 1 -s long"
-    assert terminal.good(f"{line} --dry-run").out.count("  drop  ") == 59
-    asked = terminal.type(line).err
-    assert "long: delete 59 of 60 checkpoints\n" in asked
-    assert "drop" not in asked
+    for line in ("prune --keep-last 1 -s long", "prune --keep-last 1 --all"):
+        shown = terminal.good(f"{line} --dry-run").out.splitlines()
+        assert (shown[0], len(shown)) == ("long: delete 59 of 60 checkpoints", 22)
+        assert terminal.good(f"{line} --dry-run -v").out.count("  drop  ") == 59
+        asked = terminal.type(line).err
+        assert [row for row in asked.splitlines() if row in shown] == shown
 
 
 def test_the_help_of_session_says_what_it_does_here():
@@ -633,3 +677,142 @@ def test_every_path_that_diff_prints_can_be_asked_for(terminal, key, where):
 )  # fmt: skip
 def test_paths_mean_what_they_meant(path, steps):
     assert state_paths.parse(path) == steps
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+BY_NAME = ("log", "transcript", "resume", "operations", "undo", "redo", "pending",
+           "watch --seconds 0.01", "prune --keep-last 1 --dry-run")  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BY_NAME)
+def test_a_session_is_an_argument_or_an_option(terminal, line):
+    worlds.left(terminal.path)
+    for name in ("job", "ask"):
+        terminal.good(f"tag @ x -s {name}")
+        terminal.good(f"tag @ y -s {name}")
+        terminal.good(f"tag @ z -s {name}")
+    if line == "redo":
+        for _ in range(3):
+            terminal.good("undo job")
+    for words in ("job", "-s job", "job --session job"):
+        rows = terminal.good(f"{line} {words} --json").lines
+        assert {row["session"] for row in rows} <= {"job"}
+    told = terminal.type(f"{line} ask -s job --json").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+
+
+def test_a_file_is_saved_to_the_session_of_either(terminal):
+    (terminal.folder / "state.json").write_text('{"n": 1}')
+    for line in ("a state.json", "-s b state.json", "--session c c state.json"):
+        assert terminal.good(f"save {line} --json").one["session"] in ("a", "b", "c")
+    terminal.good("save -s d", stdin='{"n": 1}')
+    terminal.good("save -s d d", stdin='{"n": 1}')
+    for name in "abcd":
+        assert terminal.good(f"state -s {name} --json").one == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "a -s b state.json", "state.json", "state.json -", "state.json a", "-", "new.json"]
+)
+def test_a_file_is_never_taken_for_a_session(terminal, line):
+    (terminal.folder / "state.json").write_text('{"n": 1}')
+    told = terminal.type(f"save {line} --json", stdin="{}").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert not terminal.path.exists()
+
+
+def test_a_session_may_be_called_like_a_file(terminal):
+    (terminal.folder / "state.json").write_text('{"n": 1}')
+    terminal.good("save -s state.json", stdin='{"n": 2}')
+    terminal.good("save -s state.json ./state.json")
+    assert [row["step"] for row in terminal.good("log state.json --json").lines] == [2, 1]
+
+
+def test_files_and_functions_where_a_session_is_meant(trip):
+    Path("agent.py").write_text("def goes_on(run): ...\n")
+    for line, hint in (
+        ("log store.db", "holdfast --store store.db"),
+        ("log agent.py", "a file"),
+        ("resume agent:goes_on", "holdfast resume SESSION agent:goes_on"),
+        ("resume trip agent.py:goes_on", "agent:goes_on"),
+        ("resume -s trip agent.py:goes_on", "agent:goes_on"),
+    ):
+        told = trip.type(f"{line} --json").error
+        assert hint in told["hint"], line
+    assert len(trip.good("sessions --json").lines) == 2
+    trip.good("save user:42", stdin="1")
+    assert trip.good("resume user:42 --json").one["session"] == "user:42"
+
+
+def test_a_run_is_resumed_with_either(terminal):
+    worlds.left(terminal.path)
+    Path("agent.py").write_text("def goes_on(run): ...\n")
+    terminal.good("answer approval true -s ask")
+    assert terminal.good("resume -s ask agent:goes_on --json").one["session"] == "ask"
+
+
+@pytest.mark.parametrize("line", ["show", "state", "rewind", "delete", "tag", "label", "fork"])
+def test_a_session_where_a_checkpoint_is_meant(trip, line):
+    more = {"tag": " x", "label": " x", "fork": " new"}.get(line, "")
+    told = trip.type(f"{line} trip-b{more} --json").error
+    assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
+    assert "-s trip-b" in told["hint"]
+
+
+def test_diff_of_sessions_compares_their_heads(trip):
+    heads = {n: trip.good(f"show -s {n} --json").one["id"] for n in ("trip", "trip-b")}
+    expected = trip.good(f"diff {heads['trip']} {heads['trip-b']} --json").one
+    for line in ("diff trip trip-b", "diff @ trip-b -s trip", "diff trip trip-b -s trip"):
+        assert trip.good(f"{line} --json").one == expected
+    assert trip.good("diff start trip-b -s trip --json").one["a"]["label"] == "start"
+    trip.good("label @ trip-b -s trip")
+    told = trip.type("diff start trip-b -s trip --json").error
+    assert told["error"] == "AmbiguousRevision"
+    assert trip.good("diff start label:trip-b -s trip --json").one["b"]["session"] == "trip"
+    assert completed(complete.complete_revisions_and_sessions, "trip-") == ["trip-b", "trip-b"]
+    assert trip.type("diff trip nowhere --json").error["error"] == "CheckpointNotFound"
+
+
+def test_a_label_on_another_branch_is_named_by_its_id(trip):
+    there = trip.good("show -s trip --json").one["id"]
+    trip.good("label @ tried -s trip")
+    trip.good("rewind @~1 -s trip")
+    trip.good("save trip", stdin="{}")
+    for line in ("show tried -s trip", "show label:tried -s trip", "diff start tried -s trip"):
+        told = trip.type(f"{line} --json").error
+        assert told["error"] == "CheckpointNotFound"
+        assert there in told["hint"]
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def test_the_only_store_of_a_folder_is_offered(terminal, monkeypatch, tmp_path):
+    monkeypatch.delenv("HOLDFAST_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
+    Path("other.db").write_text("no store")
+    assert "--store" in terminal.type("log --json").error["hint"]
+    assert "other.db" not in terminal.type("log --json").error["hint"]
+    Path("other.db").unlink()
+    worlds.trip("my agent.db")
+    hint = terminal.type("log trip -n 3 --json").error["hint"]
+    assert "`holdfast --store 'my agent.db' log trip -n 3 --json`" in hint
+    assert "`export HOLDFAST_STORE='my agent.db'`" in hint
+    worlds.long("second.db")
+    assert "agent.db" not in terminal.type("log --json").error["hint"]
+    monkeypatch.setenv("HOLDFAST_STORE", "none.db")
+    assert "check HOLDFAST_STORE" in terminal.type("log --json").error["hint"]
+
+
+@pytest.mark.parametrize("scheme", ["", "sqlite:", "files:"])
+def test_home_is_expanded(terminal, monkeypatch, scheme):
+    monkeypatch.setenv("HOME", str(terminal.folder / "home"))
+    url = f"{scheme}~/new"
+    terminal.good(f"init -S '{url}'")
+    monkeypatch.setenv("HOLDFAST_STORE", url)
+    terminal.good("save s", stdin="1")
+    assert (terminal.folder / "home" / "new").exists()
+    terminal.good(f"copy '{url}-2' -s s")
+    assert (terminal.folder / "home" / "new-2").exists()
+    assert not (terminal.folder / "~").exists()

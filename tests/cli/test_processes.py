@@ -113,8 +113,8 @@ def test_save_says_what_it_waits_for(terminal):
 
 
 GRAVE = {
-    "prune --keep-last 1": "Delete 3 checkpoints? [y/N]",
-    "gc": "Free them for good? [y/N]",
+    "prune --all --keep-last 1": "Delete 3 checkpoints? [y/N]",
+    "gc --all": "Free them for good? [y/N]",
     "delete -s trip-b": "Delete it? [y/N]",
 }
 
@@ -122,7 +122,7 @@ GRAVE = {
 @pytest.mark.parametrize("line", GRAVE)
 def test_it_asks(trip, line):
     """No does nothing; yes does it."""
-    trip.good("prune --keep-last 3 --yes")
+    trip.good("prune --all --keep-last 3 --yes")
     before = trip.good("stats --json").out
     screen = Screen(trip.folder, line, line, line)
     for answer in ("n", "", "y"):
@@ -137,7 +137,7 @@ def test_it_asks(trip, line):
 @pytest.mark.parametrize("line", GRAVE)
 def test_ctrl_c_at_a_question(trip, line):
     """Ends as Ctrl-C does anywhere, and nothing is done; the end of the input is a no."""
-    trip.good("prune --keep-last 3 --yes")
+    trip.good("prune --all --keep-last 3 --yes")
     before = trip.good("stats --json").out
     screen = Screen(trip.folder, line, line)
     screen.until(GRAVE[line])
@@ -211,14 +211,14 @@ def test_a_closed_pipe_hides_no_damage(trip, line, stream):
 
 def test_a_closed_pipe_does_not_stop_a_change(trip):
     """`holdfast prune … 2>&1 | head` ended with 0 and had done nothing."""
-    assert unread("prune --keep-last 1 --yes", trip, "stderr") == 0
+    assert unread("prune --all --keep-last 1 --yes", trip, "stderr") == 0
     assert trip.good("operations -s trip --json").lines[0]["kind"] == "prune"
     assert unread("show nothing -s trip", trip, "stderr") == 3
 
 
 CLOSED = {"sessions >&-": 0, "sessions --json >&-": 0, "log >&- 2>&-": 0, "log none 2>&-": 3,
-          "save s <&-": 2, "gc <&-": 2, "save s state.json >&- 2>&-": 0,
-          "prune --keep-last 1 --yes <&- >&- 2>&-": 0}  # fmt: skip
+          "save s <&-": 2, "gc --all <&-": 2, "save s state.json >&- 2>&-": 0,
+          "prune --all --keep-last 1 --yes <&- >&- 2>&-": 0}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", CLOSED)
@@ -233,7 +233,7 @@ def test_closed_streams(trip, line):
 
 
 def test_ctrl_c_ends_a_watch(trip):
-    with process("watch", "--json", folder=trip.folder, bufsize=1) as child:
+    with process("watch", "--all", "--json", folder=trip.folder, bufsize=1) as child:
         assert child.stdout
         assert child.stderr
         events: list[str] = []

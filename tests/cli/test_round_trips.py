@@ -90,7 +90,7 @@ def test_a_file_is_not_taken_for_a_session(terminal):
         assert "good.json is a file" in told["message"]
         assert told["hint"].startswith("holdfast save SESSION good.json")
         assert not terminal.path.exists()
-    assert terminal.good("save good.json - --json", stdin="{}").one["session"] == "good.json"
+    assert terminal.good("save -s good.json --json", stdin="{}").one["session"] == "good.json"
     assert terminal.good("save s good.json --json").one["session"] == "s"
 
 
@@ -434,7 +434,7 @@ def test_json_steers_no_terminal(terminal):
         session.save({"messages": [{"role": "user", "content": hostile}]}, label=hostile)
         session.append("messages", {hostile: hostile}, meta={hostile: hostile}, key=hostile)
     lines = ["log", "show", "diff @~1", "sessions", "state", "operations", "search 31m", "stats",
-             "blame messages", "verify", "prune --keep-last 1 --dry-run"]  # fmt: skip
+             "blame messages", "verify", "prune --all --keep-last 1 --dry-run"]  # fmt: skip
     found = [terminal.good(f"{line} --json").out for line in lines]
     found.append(terminal("show", hostile * 2, "--json").err)
     for out in found:

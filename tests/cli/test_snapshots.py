@@ -98,6 +98,7 @@ def look(scribe: Scribe) -> None:
     scribe.both("transcript trip", "transcript trip-b --markdown", "transcript tirp")
     scribe.both("show edited -s trip", "show key:external-1 -s trip", "show start")
     scribe.both("state start plan -s trip", "state start plan.price -s trip")
+    scribe.both("diff trip trip-b", "show trip", "log trip -s trip-b", "log store.db")
     scribe.both("diff start edited -s trip", "diff @ -s trip", "diff start nowhere -s trip")
     scribe.both(
         "blame plan.budget -s trip-b", "blame messages.0.content -s trip", "blame x -s trip"
@@ -111,8 +112,8 @@ def look(scribe: Scribe) -> None:
     for flag in ("", " --json"):
         scribe.remark("a save lands meanwhile, and is rewound")
         _lands(scribe)
-        scribe.type(f"watch --seconds 0.01{flag}")
-    scribe.both("watch -s trap")
+        scribe.type(f"watch --all --seconds 0.01{flag}")
+    scribe.both("watch -s trap", "watch", "watch trip --all")
     _serves(scribe)
     scribe.both("serve", "serve --read-only", "serve --host 0.0.0.0", "serve --auth-token short")
     scribe.both("log -S none.db", "sessions -S none.db")
@@ -149,6 +150,7 @@ def change(scribe: Scribe) -> None:
     scribe.type("save chat", "save chat --json", stdin='{"n": ')
     scribe.type("save chat", stdin='{"n": {"$byte": ""}}')
     scribe.type("save chat nowhere.json", "save chat --status done")
+    scribe.both("save state.json", "save")
     scribe.type(
         "fork first side",
         "fork first side",
@@ -190,6 +192,7 @@ def runs(scribe: Scribe) -> None:
     scribe.type("answer approval true -s ask", "answer approval no --text -s ask")
     scribe.type("answer approval '[1, 2]' -s ask --json -S other.db")
     scribe.both("resume ask agent:fails", "resume ask agent:nothing", "resume ask nothing:at_all")
+    scribe.both("resume agent:fails", "resume -s ask agent.py:fails")
     scribe.remark("its budget is spent, and then a larger one is given")
     scribe.type("resume ask agent:goes_on --turns 1", "abandoned --halted", "resume ask")
     scribe.type("resume ask agent:goes_on --cost -1 --tokens 5")
@@ -201,10 +204,13 @@ def keep(scribe: Scribe) -> None:
     worlds.long("store.db")
     scribe.both("verify", "verify --read-data", "verify -s nots")
     scribe.both("repair", "repair -S none.db")
-    scribe.both("prune", "prune --keep-last 1 --dry-run", "prune --keep-last 1", "gc")
-    scribe.type("prune --keep-last 1 --yes", "undo", "prune --keep-last 1 --yes --json")
-    scribe.both("prune --keep-last 5 --yes", "prune --max-age soon")
-    scribe.type("gc --yes", "gc --yes --json", "gc --erase --yes")
+    scribe.both("prune", "prune --all --keep-last 1 --dry-run", "prune --all --keep-last 1", "gc")
+    scribe.both("gc --all")
+    scribe.type("prune --keep-last 1 --yes", "undo", "prune --all --keep-last 1 --yes --json")
+    scribe.type("undo --prune", "undo --prune", "prune --all --keep-last 1 --yes")
+    scribe.type("undo --prune --json", "undo --prune --json", "prune --all --keep-last 1 --yes")
+    scribe.both("prune --all --keep-last 5 --yes", "prune --all --max-age soon")
+    scribe.type("gc --all --yes", "gc --all --yes --json", "gc --all --erase --yes")
     scribe.type(
         "backup copy.db", "backup copy-2.db --json", "backup copy.db", "backup copy.db --json"
     )

@@ -20,11 +20,11 @@ from tests.support.terminal import Terminal, elsewhere, environment, mortal, pro
 LOOKS = (
     "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "verify",
     "verify --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
-    "abandoned", "operations -s trip", "resume trip", "watch --seconds 0.01",
+    "abandoned", "operations -s trip", "resume trip", "watch --all --seconds 0.01",
 )  # fmt: skip
 CHANGES = ("tag @ x -s trip", "label @ x -s trip", "rewind @~1 -s trip", "undo -s trip",
-           "fork @ new -s trip", "delete -s trip --yes", "gc --yes",
-           "prune --keep-last 1 --yes")  # fmt: skip
+           "fork @ new -s trip", "delete -s trip --yes", "gc --all --yes",
+           "prune --all --keep-last 1 --yes")  # fmt: skip
 
 
 # -- read-only -------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _watched(terminal: Terminal) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.cli.context.App.print_json", print_json)
-        assert terminal.type("watch --json").code == 130
+        assert terminal.type("watch --all --json").code == 130
     return seen
 
 
@@ -359,5 +359,5 @@ def test_a_damaged_checkpoint_can_be_deleted(terminal, torn):
     id = next(row["id"] for row in terminal.good("log s --json").lines if row["damaged"])
     assert "damaged checkpoint" in terminal.good(f"delete {id} -s s --yes").err
     assert [row["id"] for row in terminal.good("log s --json").lines if row["damaged"]] == []
-    terminal.good("gc --yes")
+    terminal.good("gc --all --yes")
     terminal.good("verify --read-data")

@@ -155,8 +155,9 @@ TYPED: list[tuple[str, int]] = [
     ("abandoned --halted", 3), ("resume killed", 1), ("resume trip", 1), ("pending", 2),
     ("resolve c7 --result 3 -s killed", 1), ("answer approval true -s waiting", 1),
     ("resume waiting goes_on:agent", 1),
-    ("verify", 1), ("verify --read-data -s trip", 1), ("prune --keep-last 2 --dry-run", 1),
-    ("prune --keep-last 2 --yes", 1), ("backup copy.db", 1), ("gc --yes", 1),
+    ("verify", 1), ("verify --read-data -s trip", 1), ("prune --all --keep-last 2 --dry-run", 1),
+    ("prune --all --keep-last 2 --yes", 1), ("undo --prune", 1),
+    ("prune --all --keep-last 2 --yes", 1), ("backup copy.db", 1), ("gc --all --yes", 1),
     ("copy files:copied", 1), ("export out.jsonl", 1), ("import out.jsonl", 1),
 ]  # fmt: skip
 
@@ -194,7 +195,7 @@ def test_what_watch_prints(folder):
             if {key for line in lines for key in line} >= {"checkpoint", "operation"}:
                 both.set()
 
-    command = [sys.executable, "-m", "holdfast", "--store", "agent.db", "watch", "--json"]
+    command = [sys.executable, "-m", "holdfast", "--store", "agent.db", "watch", "--all", "--json"]
     with (
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, encoding="utf-8") as child,
         holdfast.open(folder / "agent.db") as store,

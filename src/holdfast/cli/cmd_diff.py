@@ -11,7 +11,7 @@ import click
 
 from holdfast import json
 from holdfast.cli import output, select
-from holdfast.cli.complete import complete_revisions
+from holdfast.cli.complete import complete_revisions, complete_revisions_and_sessions
 from holdfast.cli.context import App, command
 from holdfast.cli.select import session_option
 from holdfast.errors import NotFound
@@ -29,19 +29,19 @@ _LONGEST = 2_000
 
 
 @command("diff", lists=True)
-@click.argument("a", shell_complete=complete_revisions)
-@click.argument("b", default="@", shell_complete=complete_revisions)
+@click.argument("a", shell_complete=complete_revisions_and_sessions)
+@click.argument("b", default="@", shell_complete=complete_revisions_and_sessions)
 @session_option()
 @click.option("--full", is_flag=True, help="Show long texts completely.")
 def diff_(app: App, a: str, b: str, session: str | None, *, full: bool) -> None:
     """Show what changed from checkpoint A to B (default: the head of A's session).
 
     Lists added, removed and changed values by their path. Changes in text are shown word by word.
-    A and B may be in different sessions.
+    A and B may be in different sessions. The name of a session means its head.
     """
     with app.store() as store:
-        left = select.the_checkpoint(store, a, session)
-        right = select.the_checkpoint(store, b, session, left.session)
+        left = select.the_checkpoint(store, a, session, sessions=True)
+        right = select.the_checkpoint(store, b, session, left.session, sessions=True)
         found = store.compare(left.checkpoint, right.checkpoint)
         if app.json:
             app.print_json(json.comparison(left.checkpoint, right.checkpoint, found))

@@ -13,16 +13,17 @@ from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_sessions
 from holdfast.cli.context import App, command, yes_option
 from holdfast.cli.main import as_commands
-from holdfast.cli.select import session_option
-from holdfast.errors import Corrupt, InvalidRequest
+from holdfast.cli.select import session_argument, session_option
+from holdfast.errors import Conflict, Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast import Checkpoint, Session, Store
 
 
 @command("save")
-@click.argument("session", shell_complete=complete_sessions)
-@click.argument("file", required=False, type=click.Path(allow_dash=True, dir_okay=False))
+@click.argument("session", required=False, shell_complete=complete_sessions)
+@click.argument("file", required=False)
+@session_option("The session, like SESSION.", "named")
 @click.option("--label", "-l", metavar="TEXT", help="A label for the new checkpoint.")
 @click.option(
     "--tag", "-t", "tags", metavar="TAG", multiple=True, help="A tag for it (may be repeated)."
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 @click.option("--agent", metavar="NAME", help="The agent that saves; a new session belongs to it.")
 def save_(
     app: App,
-    session: str,
+    session: str | None,
     file: str | None,
+    named: str | None,
     label: str | None,
     tags: tuple[str, ...],
     agent: str | None,
@@ -45,12 +47,7 @@ def save_(
     A missing session is created, and so is a missing store. The file may contain the tags that
     `holdfast state` prints for values that JSON does not have, such as {"$bytes": …}.
     """
-    if file is None and os.path.isfile(session):
-        raise InvalidRequest(
-            f"{session} is a file: to which session should it be saved?",
-            hint=f"holdfast save SESSION {output.quoted(session)}; "
-            f"for a session of that name: holdfast save {output.quoted(session)} -",
-        )
+    name, file = _session_and_file(session, file, named)
     if file is None and sys.stdin.isatty():
         app.notice("Type the state as JSON, then Ctrl-D.")
     state = read_json(file or "-")
@@ -58,9 +55,28 @@ def save_(
     if label is not None:
         given["label"] = label
     with app.store(create=True) as store:
-        handle = store.session(session, agent=agent)
+        handle = store.session(name, agent=agent)
         checkpoint = handle.save(state, tags=tags, **given)
         _print_changed(app, store, handle, checkpoint, head=True)
+
+
+def _session_and_file(
+    session: str | None, file: str | None, named: str | None
+) -> tuple[str, str | None]:
+    """Return the session and the file to save. A file is never taken for a session.
+
+    Raises InvalidRequest if there is no session, or if SESSION looks like a file.
+    """
+    name, file = select.session_and_more(session, file, named)
+    if name is None:
+        raise InvalidRequest("save to which session?", hint="holdfast save SESSION FILE")
+    if session == name and (name == "-" or name.endswith(".json") or os.path.isfile(name)):
+        quoted = output.quoted(name)
+        raise InvalidRequest(
+            f"{name} is a file: to which session should it be saved?",
+            hint=f"holdfast save SESSION {quoted}; a session of that name: --session {quoted}",
+        )
+    return name, file
 
 
 def read_json(file: str) -> Any:
@@ -134,21 +150,47 @@ def _undo(app: App, session: str | None, *, redo: bool) -> None:
 
 
 @command("undo")
-@session_option("The session; optional if there is only one.")
-def undo_(app: App, session: str | None) -> None:
-    """Undo the last change of a session: a save, a rewind, a tag, a deletion."""
-    _undo(app, session, redo=False)
+@session_argument()
+@click.option("--prune", is_flag=True, help="Undo the last `prune --all`, in all its sessions.")
+def undo_(app: App, session: str | None, *, prune: bool) -> None:
+    """Undo the last change of a session: a save, a rewind, a tag, a deletion.
+
+    --prune undoes a prune of the whole store, and leaves later changes as they are. Exit code 4 if
+    some sessions could not get their checkpoints back.
+    """
+    if not prune:
+        _undo(app, session, redo=False)
+    elif session is not None:
+        raise InvalidRequest("--prune concerns all sessions", hint="leave out the session")
+    else:
+        _undo_prune(app)
+
+
+def _undo_prune(app: App) -> None:
+    with app.store(write=True) as store:
+        done = store.undo_prune()
+    if app.json:
+        skipped = [{"what": name, "why": why} for name, why in done.skipped]
+        operations = [json.operation(each) for each in done.operations]
+        app.print_json({"operations": operations, "skipped": skipped})
+    else:
+        app.print(f"The prune is undone in {output.plural(len(done.operations), 'session')}.")
+        for name, why in done.skipped:
+            text = output.one_line(f"{name}: {as_commands(why)}")
+            app.print(f"{click.style('left out', fg='yellow')}  {text}")
+    if done.skipped:
+        raise click.exceptions.Exit(Conflict.exit_code)
 
 
 @command("redo")
-@session_option("The session; optional if there is only one.")
+@session_argument()
 def redo_(app: App, session: str | None) -> None:
     """Redo the last change that was undone."""
     _undo(app, session, redo=True)
 
 
 @command("operations", lists=True)
-@session_option("The session; optional if there is only one.")
+@session_argument()
 def operations_(app: App, session: str | None) -> None:
     """List the operations on a session other than saves, the newest first."""
     with app.store() as store:
@@ -225,7 +267,7 @@ def delete_(app: App, revision: str | None, session: str | None) -> None:
             count = output.plural(sum(1 for _ in handle.tree()), "checkpoint")
             what = f"session {handle.name!r} with {count}"
         app.notice(f"This deletes {what}.")
-        app.notice("Undo restores it, until `holdfast gc` frees it.")
+        app.notice("Undo restores it, until `holdfast gc --all` frees it.")
         app.confirm("Delete it?")
         operation = handle.delete(id)
         if app.json:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import output, select
-from holdfast.cli.complete import complete_sessions
 from holdfast.cli.context import App, command
 from holdfast.cli.output import NODE, Lanes
+from holdfast.cli.select import session_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ _HEAD, _DAMAGED = "◉", "✗"
 
 
 @command("log", lists=True)
-@click.argument("session", required=False, shell_complete=complete_sessions)
-@click.option("--all", "-a", "everything", is_flag=True, help="Draw every session completely.")
+@session_argument("Draw only this session, like SESSION.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Draw every session, completely.")
 @click.option(
     "--limit", "-n", type=click.IntRange(0), default=30, show_default=True,
     help="Checkpoints per session; 0 means all.",
@@ -36,7 +36,7 @@ def log_(app: App, session: str | None, limit: int, *, everything: bool) -> None
     with app.store() as store:
         found: Iterable[SessionInfo]
         if session is not None:
-            found = [select.the_session(store, session).info()]
+            found, limit = [select.the_session(store, session).info()], 0 if everything else limit
         elif everything:
             found, limit = store.sessions(), 0
         else:

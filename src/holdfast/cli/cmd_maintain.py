@@ -1,4 +1,4 @@
-"""Commands that maintain a store: check, repair, prune, gc, backup."""
+"""Commands that maintain a store: verify, repair, prune, gc, backup."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from holdfast.cli import output, select
 from holdfast.cli.context import App, NewPath, command, yes_option
 from holdfast.cli.main import without_check_hint
 from holdfast.cli.output import Bar
-from holdfast.cli.select import session_option
+from holdfast.cli.select import session_argument, session_option
 from holdfast.errors import Corrupt, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast import Plan, RepairResult, Retention, Store, VerifyResult
+    from holdfast import Plan, RepairResult, Retention, Session, Store, VerifyResult
 
 _SESSIONS = 10
-"""How many sessions are listed one by one."""
-_LINES = 50
-"""A longer plan is summarized, except with --dry-run and --session."""
+"""How many sessions a summary lists one by one."""
+_LINES = 20
+"""A plan with more lines is shown only with --verbose. Otherwise, it is summarized."""
 
 
 @command("verify")
@@ -95,7 +95,8 @@ def _print_repair(app: App, store: Store, result: RepairResult) -> None:
 
 
 @command("prune")
-@session_option("Prune only this session.")
+@session_argument("Prune this session, like SESSION; optional if there is only one.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Prune every session.")
 @click.option(
     "--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N checkpoints."
 )
@@ -119,42 +120,52 @@ def _print_repair(app: App, store: Store, result: RepairResult) -> None:
     "--labelled/--no-labelled", "keep_labelled", default=True, help="Keep checkpoints with a label."
 )
 @click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@click.option("--verbose", "-v", is_flag=True, help="Show the plan with every checkpoint.")
 @yes_option
-def prune_(app: App, session: str | None, *, dry_run: bool, **rules: Any) -> None:
+def prune_(
+    app: App,
+    session: str | None,
+    *,
+    everything: bool,
+    dry_run: bool,
+    verbose: bool,
+    **rules: Any,
+) -> None:
     """Delete old checkpoints by rules, after showing the plan and asking.
 
-    Without --session, it prunes every session. Undo restores checkpoints until gc has freed them.
+    Prunes SESSION, or with --all every session. Undo restores the checkpoints until gc has freed
+    them; `holdfast undo --prune` restores those of all sessions.
     """
     rule = _rule(rules)
     with app.store(write=not dry_run) as store:
-        plans = [p for p in _plans(store, rule, session, dry_run=True) if p.removed or p.whole]
+        one = select.session_or_all(store, session, everything=everything)
+        plans = _plans(one or store, rule, dry_run=True)
         if app.json and dry_run:
             for plan in plans:
                 app.print_json(json.plan(plan))
             return
         show = app.print if dry_run else app.notice
-        asked_for_all = dry_run and session is not None
-        if sum(1 + len(plan.verdicts) for plan in plans) > _LINES and not asked_for_all:
-            _print_summary(app, show, plans)
-        else:
+        if verbose or sum(1 + len(plan.verdicts) for plan in plans) <= _LINES:
             for plan in plans:
                 _print_plan(show, store, plan)
+        else:
+            _print_summary(show, store, plans)
+            app.notice("To see every checkpoint, add --verbose.")
         if dry_run or not plans:
             app.notice("Nothing was done: a dry run." if plans else "Nothing to prune.")
             return
         app.confirm(f"Delete {_deleted(plans)}?")
-        done = [p for p in _plans(store, rule, session, dry_run=False) if p.removed or p.whole]
+        done = _plans(one or store, rule, dry_run=False)
         if app.json:
             for plan in done:
                 app.print_json(json.plan(plan))
             return
         app.print(f"Deleted {_deleted(done)}.")
-        for plan in done[:_SESSIONS]:
-            app.print_undo(store.session(plan.session))
-        if len(done) > _SESSIONS:
-            more = output.plural(len(done) - _SESSIONS, "more session")
-            app.notice(f"And {more}, each with: {app.command_line('undo', '-s')} NAME")
-        app.notice(f"Free their space with: {app.command_line('gc')}")
+        if one and done:
+            app.print_undo(one)
+        elif done:
+            app.notice(f"Undo with: {app.command_line('undo', '--prune')}")
+        app.notice(f"Free their space with: {app.command_line('gc', '--all')}")
 
 
 def _deleted(plans: Sequence[Plan]) -> str:
@@ -178,22 +189,27 @@ def _rule(rules: dict[str, Any]) -> Retention:
     return Retention(**rules)
 
 
-def _plans(store: Store, rule: Retention, session: str | None, *, dry_run: bool) -> list[Plan]:
-    if session is None:
-        return store.prune(rule, dry_run=dry_run)
-    return [select.the_session(store, session).prune(rule, dry_run=dry_run)]
+def _plans(of: Store | Session, rule: Retention, *, dry_run: bool) -> list[Plan]:
+    """Prune a session or the whole store. Return the plans that delete something."""
+    found = of.prune(rule, dry_run=dry_run)
+    plans = found if isinstance(found, list) else [found]
+    return [plan for plan in plans if plan.removed or plan.whole]
 
 
-def _print_plan(show: Callable[[str], None], store: Store, plan: Plan) -> None:
+def _print_plan(
+    show: Callable[[str], None], store: Store, plan: Plan, limit: int | None = None
+) -> None:
     show(_headline(plan))
     if plan.whole is not None:
         return
     length = store.id_length(v.checkpoint for v in plan.verdicts[:100])
-    for verdict in plan.verdicts:
+    for verdict in plan.verdicts[:limit]:
         action = "keep" if verdict.keep else click.style("drop", fg="red")
         c = verdict.checkpoint
         step = "?" if c.damaged else c.step
         show(f"  {action}  {c.id[:length]}  step {step}  {output.one_line(verdict.reason)}")
+    if limit is not None:
+        show(f"  … and {output.plural(len(plan.verdicts) - limit, 'more checkpoint')}")
 
 
 def _headline(plan: Plan) -> str:
@@ -203,26 +219,35 @@ def _headline(plan: Plan) -> str:
     return f"{name}: delete {len(plan.removed):,} of {len(plan.verdicts):,} checkpoints"
 
 
-def _print_summary(app: App, show: Callable[[str], None], plans: Sequence[Plan]) -> None:
-    """Show the total, and one line for each of the sessions that lose most."""
+def _print_summary(show: Callable[[str], None], store: Store, plans: Sequence[Plan]) -> None:
+    """Show at most a screen: the sessions that lose most, or the beginning of the only plan."""
+    if len(plans) == 1:
+        _print_plan(show, store, plans[0], _LINES)
+        return
     show(f"Delete {_deleted(plans)}, in {output.plural(len(plans), 'session')}:")
     most = sorted(plans, key=lambda plan: -len(plan.verdicts if plan.whole else plan.removed))
     for plan in most[:_SESSIONS]:
         show(_headline(plan))
     if len(plans) > _SESSIONS:
         show(f"and {output.plural(len(plans) - _SESSIONS, 'more session')}")
-    app.notice("To see each checkpoint: --session NAME --dry-run, or --json --dry-run")
 
 
 @command("gc")
+@click.option("--all", "-a", "everything", is_flag=True, help="Needed: gc frees the whole store.")
 @click.option("--erase", is_flag=True, help="Leave no trace of it in the files. This takes longer.")
 @yes_option
-def gc_(app: App, *, erase: bool) -> None:
+def gc_(app: App, *, everything: bool, erase: bool) -> None:
     """Free deleted checkpoints and unused data. This is final: undo cannot restore them.
 
-    Checkpoints that were pruned by their age are freed only one day after that. --erase frees them
-    at once, and rewrites the files without the deleted data. Saves wait for it.
+    It concerns all sessions, so it needs --all. Checkpoints that were pruned by their age are freed
+    only one day after that. --erase frees them at once, and rewrites the files without the deleted
+    data. Saves wait for it.
     """
+    if not everything:
+        raise InvalidRequest(
+            "gc frees what was deleted in every session, and this cannot be undone",
+            hint=app.command_line("gc", "--all"),
+        )
     with app.store(write=True) as store:
         waiting = store.stats().deleted
         count = output.plural(waiting, "deleted checkpoint")

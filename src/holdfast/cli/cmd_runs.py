@@ -17,7 +17,7 @@ from holdfast import Budget, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_sessions
 from holdfast.cli.context import App, command
-from holdfast.cli.select import session_option
+from holdfast.cli.select import session_argument, session_option
 from holdfast.errors import Corrupt, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @command("resume")
 @click.argument("session", required=False, shell_complete=complete_sessions)
 @click.argument("target", required=False, metavar="[MODULE:FUNCTION]")
+@session_option("The session, like SESSION.", "named")
 @click.option("--takeover", is_flag=True, help="Take the session even if a live worker runs it.")
 @click.option("--cost", type=float, help="Halt the run once it has cost this much in all.")
 @click.option("--tokens", type=int, help="Halt the run once it has used so many tokens in all.")
@@ -37,6 +38,7 @@ def resume_(
     app: App,
     session: str | None,
     target: str | None,
+    named: str | None,
     *,
     takeover: bool,
     cost: float | None,
@@ -48,6 +50,7 @@ def resume_(
     MODULE:FUNCTION is called with the run, as in `with session.run(resume=True) as run`. The
     current folder is searched for the module first.
     """
+    session, target = select.session_and_more(session, target, named)
     if target is None:
         _print_run(app, session)
         return
@@ -146,6 +149,9 @@ def _function(target: str) -> Callable[[Run], Any]:
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
         raise InvalidRequest(f"not a function: {target!r}", hint="give MODULE:FUNCTION")
+    if module.endswith(".py"):
+        hint = f"give it as {module.removesuffix('.py').replace('/', '.')}:{name}"
+        raise InvalidRequest(f"{module} is a file, not a module", hint=hint)
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = import_module(module)
@@ -199,7 +205,7 @@ def _print_call(app: App, each: Pending) -> None:
 
 
 @command("pending", lists=True)
-@session_option("List only this session.")
+@session_argument("List only this session, like SESSION.")
 def pending_(app: App, session: str | None) -> None:
     """List calls in doubt, and questions that runs wait for."""
     with app.store() as store:

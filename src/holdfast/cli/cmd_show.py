@@ -13,7 +13,7 @@ from holdfast import STATUSES, IndexResult, SearchHit, Usage, json
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_revisions, complete_tags
 from holdfast.cli.context import App, command, escape_controls
-from holdfast.cli.select import session_option
+from holdfast.cli.select import session_argument, session_option
 from holdfast.errors import UNREADABLE, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def stats_(app: App) -> None:
     app.print(f"{output.plural(stats.sessions, 'session')}, {count}")
     if stats.deleted:
         deleted = output.plural(stats.deleted, "checkpoint")
-        app.print(f"{deleted} deleted; `holdfast gc` frees them")
+        app.print(f"{deleted} deleted; `holdfast gc --all` frees them")
     smaller = f": {stats.sharing:.1f} times smaller" if stats.sharing > 1 else ""
     app.print(f"{output.size(stats.states)} of states in {output.size(stored)}{smaller}")
     rows = [
@@ -363,12 +363,17 @@ def stats_(app: App) -> None:
 
 
 @command("watch", lists=True)
-@session_option("Watch only this session.")
+@session_argument()
+@click.option("--all", "-a", "everything", is_flag=True, help="Watch all sessions, also new ones.")
 @click.option("--seconds", type=float, metavar="N", help="End when nothing happens for N seconds.")
-def watch_(app: App, session: str | None, seconds: float | None) -> None:
-    """Print checkpoints and operations of all processes as they are saved, until Ctrl-C."""
+def watch_(app: App, session: str | None, seconds: float | None, *, everything: bool) -> None:
+    """Print checkpoints and operations of all processes as they are saved, until Ctrl-C.
+
+    Watches SESSION, or with --all every session.
+    """
     with app.store() as store:
-        source: Store | Session = store if session is None else select.the_session(store, session)
+        one = select.session_or_all(store, session, everything=everything)
+        source: Store | Session = one or store
         events = source.watch(patience=seconds)
         app.notice("Watching; Ctrl-C ends it.")  # no event after this is missed
         for event in events:

@@ -43,7 +43,8 @@ def transcript_(
 
     Without SESSION, prints that of the only session of the store.
     """
-    names: list[str | None] = [*sessions, *([session] if session else [])] or [None]
+    first = sessions[0] if sessions else None
+    names = (select.one_session(first, session), *sessions[1:])
     with app.store() as store:
         for n, name in enumerate(names):
             found = select.the_session(store, name)

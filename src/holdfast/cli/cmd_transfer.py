@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli import output, select
 from holdfast.cli.complete import complete_sessions
-from holdfast.cli.context import App, NewPath, command, require_extra
+from holdfast.cli.context import App, NewPath, command, expanded, require_extra
 from holdfast.cli.output import Bar
 from holdfast.errors import Corrupt, InvalidRequest
 
@@ -38,7 +38,7 @@ def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
     with app.store() as store:
         for name in sessions:
             select.the_session(store, name)
-        with holdfast.open(target) as other, Bar("copying") as progress:
+        with holdfast.open(expanded(target)) as other, Bar("copying") as progress:
             done = store.copy(other, sessions=sessions or None, progress=progress)
     _print_result(app, done, "copied to", target)
     if done.checkpoints:

@@ -63,6 +63,12 @@ def complete_revisions(ctx: click.Context, _: click.Parameter, incomplete: str) 
     return _complete(ctx, incomplete, names)
 
 
+def complete_revisions_and_sessions(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str]:
+    return complete_revisions(ctx, param, incomplete) + complete_sessions(ctx, param, incomplete)
+
+
 def _labels_and_tags(store: Store, ctx: click.Context) -> tuple[set[str], set[str]]:
     """Return those of the session that was typed; without one, those of all sessions."""
     wanted = ctx.params.get("session")

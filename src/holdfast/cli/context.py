@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from contextlib import contextmanager
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 class App:
     """One call of the command line: its store and its output."""
 
-    def __init__(self, given: str | None = None) -> None:
+    def __init__(self, given: str | None = None, words: Sequence[str] = ()) -> None:
         self.given = given
         """The address of the store that the user gave, or None."""
+        self.words = words
+        """What the user typed after `holdfast`."""
         self.json = False
         self.yes = False
         self.lists = True
@@ -39,7 +42,7 @@ class App:
     @property
     def url(self) -> str:
         """The address of the store: the given one, or that of this user's default store."""
-        return self.given or default_store()
+        return expanded(self.given) if self.given else default_store()
 
     @contextmanager
     def store(self, *, write: bool = False, create: bool = False) -> Iterator[Store]:
@@ -49,13 +52,26 @@ class App:
         try:
             opened = holdfast.open(self.url, create=create, read_only=not (write or create))
         except holdfast.StoreNotFound as e:
-            where = "check the address"
-            if self.given is None:
-                where = "give --store or set HOLDFAST_STORE"
-            hint = f"{where}, or create it with `holdfast init`"
-            raise holdfast.StoreNotFound(e.message, hint=hint) from None
+            raise holdfast.StoreNotFound(e.message, hint=self._where_it_may_be()) from None
         with opened as store:
             yield store
+
+    def _where_it_may_be(self) -> str:
+        """Return a hint for a missing store. The only store of this folder is offered."""
+        from glob import glob
+
+        from holdfast import file_kind
+        from holdfast.cli.output import quoted, typed
+
+        if self.given is not None:
+            where = "the address" if self._store_was_typed() else "HOLDFAST_STORE"
+            return f"check {where}, or create it with `{self.command_line('init')}`"
+        here = [path for path in glob("*.db") if os.path.isfile(path)]
+        if len(here) == 1 and os.access(here[0], os.R_OK) and file_kind(here[0]) == "store":
+            command = typed("--store", here[0], *self.words)
+            setting = f"export HOLDFAST_STORE={quoted(here[0])}"
+            return f"for the store in this folder: `{command}`, or `{setting}` for all commands"
+        return "give --store or set HOLDFAST_STORE, or create it with `holdfast init`"
 
     # -- output --------------------------------------------------------------------------------
 
@@ -119,7 +135,7 @@ class App:
     @staticmethod
     def _store_was_typed() -> bool:
         """Return whether --store was given, rather than HOLDFAST_STORE."""
-        ctx: click.Context | None = click.get_current_context()
+        ctx = click.get_current_context(silent=True)
         while ctx is not None:
             if ctx.get_parameter_source("store") == ParameterSource.COMMANDLINE:
                 return True
@@ -146,8 +162,6 @@ class App:
 
 def discard(stream: IO[str]) -> None:
     """Redirect a stream to /dev/null, because its reader is gone."""
-    import os
-
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -177,6 +191,14 @@ class NewPath(click.Path):
                 "cannot write this to stdout\nHint: give a path; ./- is a file named -"
             )
         return super().convert(value, param, ctx)
+
+
+def expanded(address: str) -> str:
+    """Return an address with ~ expanded, also behind `files:` and `sqlite:`."""
+    scheme, colon, path = address.partition(":")
+    if scheme in ("files", "sqlite"):
+        return scheme + colon + os.path.expanduser(path)
+    return os.path.expanduser(address)
 
 
 def default_store() -> str:

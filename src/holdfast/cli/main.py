@@ -77,12 +77,18 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 ALIASES = {"check": "verify"}
 SYNONYMS = {
-    "cat": "state", "checkout": "rewind", "clone": "copy", "delete-session": "delete",
-    "dump": "export", "find": "search", "get": "show", "grep": "search", "history": "log",
+    "approve": "answer", "branch": "fork", "cat": "state", "changes": "diff", "chat": "transcript",
+    "checkout": "rewind", "clean": "prune", "clone": "copy", "commit": "save", "compact": "gc",
+    "compare": "diff", "continue": "resume", "conversation": "transcript", "cp": "copy",
+    "create": "init", "delete-session": "delete", "du": "stats", "dump": "export",
+    "expire": "prune", "find": "search", "fix": "repair", "follow": "watch", "free": "gc",
+    "fsck": "verify", "get": "show", "grep": "search", "help": "--help", "history": "log",
     "info": "show", "list": "sessions", "load": "state", "ls": "sessions", "messages": "transcript",
-    "ops": "operations", "remove": "delete", "restore": "rewind", "revert": "undo", "rm": "delete",
-    "status": "sessions", "tree": "log", "ui": "serve", "vacuum": "gc", "view": "serve",
-    "web": "serve",
+    "new": "init", "ops": "operations", "ps": "abandoned", "put": "save", "questions": "pending",
+    "remove": "delete", "reset": "rewind", "restore": "rewind", "revert": "undo", "rm": "delete",
+    "run": "resume", "size": "stats", "status": "sessions", "tail": "watch", "tree": "log",
+    "ui": "serve", "vacuum": "gc", "validate": "verify", "version": "--version", "view": "serve",
+    "waiting": "pending", "web": "serve",
 }  # fmt: skip
 """Words that other programs use for a command. They are suggested, not run."""
 _COMPLETE = "_HOLDFAST_COMPLETE"
@@ -150,7 +156,7 @@ def run(args: list[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     args = sys.argv[1:] if args is None else args
     json = "--json" in args
-    app = App()
+    app = App(words=args)
     _open_streams()
     try:
         # cli.main() would use other exit codes for Ctrl-C and for a closed pipe.
@@ -247,7 +253,7 @@ _HINTS = {
 }
 # Calls in messages of the library, and the commands that do the same.
 _COMMANDS = {
-    "undo": "undo", "redo": "redo", "gc": "gc", "repair": "repair", "rewind": "rewind",
+    "undo": "undo", "redo": "redo", "gc": "gc --all", "repair": "repair", "rewind": "rewind",
     "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "verify",
     "operations": "operations", "copy": "copy", "resolve": "resolve", "answer": "answer",
     "pending": "pending", "backup": "backup", "delete": "delete",

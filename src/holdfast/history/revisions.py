@@ -72,9 +72,8 @@ class Resolver:
             branch = "another branch" if place.session == self._session else f"a branch of {home}"
             raise CheckpointNotFound(
                 f"the {'label' if kind == LABEL else 'tag'} {value!r} is on {branch}, "
-                f"at checkpoint {ids.to_text(row.id)}: "
-                f"that is no ancestor of the head of session {self._name!r}",
-                hint="name the checkpoint by its id",
+                f"not among the ancestors of the head of session {self._name!r}",
+                hint=f"give the id of its checkpoint: {ids.to_text(row.id)}",
             )
 
     def _line(self) -> Iterator[tuple[Address, Record]]:
