@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ LOOKS = (
     "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "verify",
     "verify --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
     "abandoned", "operations -s trip", "resume trip", "watch --all --seconds 0.01",
+    "transcript trip", "diff trip trip-b", "prune --all --keep-last 1 --dry-run",
 )  # fmt: skip
 CHANGES = ("tag @ x -s trip", "label @ x -s trip", "rewind @~1 -s trip", "undo -s trip",
            "fork @ new -s trip", "delete -s trip --yes", "gc --all --yes",
@@ -69,12 +71,51 @@ def test_read_only(tmp_path, kind):
     assert before.items() <= contents(home).items(), "what was there is as it was"
 
 
+COPIES = ("backup copy.db", "copy files:copy", "export copy.jsonl", "export copy")
+
+
 def test_commands_that_look_leave_nothing_behind(terminal):
     worlds.trip(terminal.path)
     before = contents(terminal.folder)
-    for line in LOOKS:
+    for line in (*LOOKS, "doctor", *COPIES):
         terminal.good(line)
-        assert contents(terminal.folder) == before, line
+        made = {path: text for path, text in contents(terminal.folder).items() if _is_store(path)}
+        assert made == before, line
+        for path in terminal.folder.glob("copy*"):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+def _is_store(path: Path) -> bool:
+    return path.name.startswith("store.db")
+
+
+@pytest.mark.parametrize("lost", ["", "-shm"])
+def test_commands_that_look_keep_what_a_dead_writer_left(terminal, lost):
+    """Its last saves are in the log alone. They are shown, and no byte of them is touched."""
+    worlds.trip(live := terminal.folder / "live.db")
+    dead = terminal.folder / "dead"
+    dead.mkdir()
+    with holdfast.open(live) as store:
+        store.session("trip").append("messages", "the last words")
+        for path in terminal.folder.glob("live.db*"):
+            if not lost or not path.name.endswith(lost):
+                shutil.copy(path, dead / path.name.replace("live", "store"))
+    kept = {path.name: path.read_bytes() for path in dead.glob("*") if path.suffix != ".db-shm"}
+    assert len(kept["store.db-wal"]) > 1000
+    for line in (*LOOKS, *COPIES[:3]):
+        shutil.copytree(dead, terminal.folder, dirs_exist_ok=True)
+        ended = terminal.good(line)
+        if line in LOOKS[:5]:
+            assert ended.out == terminal.good(f"{line} --store live.db").out
+        after = {path.name: path.read_bytes() for path in terminal.folder.glob("store.db*")}
+        assert {name: after.get(name) for name in kept} == kept, line
+        assert after.keys() - kept.keys() <= {"store.db-shm"}
+        for path in terminal.folder.glob("store.db*"):
+            path.unlink()
+    shutil.copytree(dead, terminal.folder, dirs_exist_ok=True)
+    terminal.good("doctor")
+    assert terminal.good("state -s trip").out.count("the last words") == 1
+    assert [path.name for path in terminal.folder.glob("store.db*")] == ["store.db"]
 
 
 # -- written meanwhile -----------------------------------------------------------------------------
