@@ -713,9 +713,20 @@ def test_a_file_is_saved_to_the_session_of_either(terminal):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "a -s b state.json", "state.json", "state.json -", "state.json a", "-", "new.json"]
+    "line",
+    [
+        "",
+        "a -s b state.json",
+        "state.json",
+        "state.json -",
+        "state.json a",
+        "-",
+        "new.json",
+        "notes",
+    ],
 )
 def test_a_file_is_never_taken_for_a_session(terminal, line):
+    (terminal.folder / "notes").touch()
     (terminal.folder / "state.json").write_text('{"n": 1}')
     told = terminal.type(f"save {line} --json", stdin="{}").error
     assert (told["exit_code"], told["error"]) == (2, "InvalidRequest")
@@ -800,7 +811,7 @@ def test_the_only_store_of_a_folder_is_offered(terminal, monkeypatch, tmp_path):
     assert "`holdfast --store 'my agent.db' log trip -n 3 --json`" in hint
     assert "`export HOLDFAST_STORE='my agent.db'`" in hint
     worlds.long("second.db")
-    assert "agent.db" not in terminal.type("log --json").error["hint"]
+    assert "holdfast --store" not in terminal.type("log --json").error["hint"]
     monkeypatch.setenv("HOLDFAST_STORE", "none.db")
     assert "check HOLDFAST_STORE" in terminal.type("log --json").error["hint"]
 
