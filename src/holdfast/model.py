@@ -245,9 +245,9 @@ class Operation(NamedTuple):
             case "damaged":
                 return f"unknown: {d['damage']}"
             case "repair" if d["from"] == d["to"]:
-                return "undo() made possible again, but for what was done before"
+                return "undo() works again, but not for what was done before"
             case "repair":
-                return f"the head moved off checkpoint {d['from']}, which is damaged, to {d['to']}"
+                return f"the head moved from checkpoint {d['from']}, which is damaged, to {d['to']}"
             case "rewind":
                 return f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
             case "tag":
@@ -255,9 +255,9 @@ class Operation(NamedTuple):
             case "label":
                 return f"checkpoint {d['seq']} labelled {d['label']!r}"
             case "undo":
-                return f"the {d['what']} taken back"
+                return f"the {d['what']} undone"
             case "redo":
-                return f"the {d['what']} done again"
+                return f"the {d['what']} redone"
         count = self.deleted
         if "session" in d and "checkpoints" not in d:  # older stores did not count them
             return "the session deleted"
@@ -280,9 +280,9 @@ class Operation(NamedTuple):
         d = self.details
         match self.kind:
             case "damaged":
-                return "none: nobody knows what it did"
+                return "none: what it did is unknown"
             case "rewind" | "repair":
-                return f"undo() moves the head to {d['from'] or 'none'} again"
+                return f"undo() moves the head back to {d['from'] or 'none'}"
             case "tag":
                 return "undo() removes the tags"
             case "label" if d["was"] is None:

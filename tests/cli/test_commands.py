@@ -149,7 +149,7 @@ def test_notices_are_kept_apart_from_data(trip):
     assert (ended.out, ended.err) == ("", "Nothing matches.\n")
     ended = trip.good("prune --all --keep-last 1 --dry-run")
     assert "drop" in ended.out
-    assert ended.err == "Nothing was done: a dry run.\n"
+    assert ended.err == "This was a dry run. Nothing was deleted.\n"
 
 
 def test_a_page_of_a_search_tells_where_the_next_begins(trip):
@@ -436,7 +436,7 @@ def test_a_long_plan_of_prune_is_outlined(terminal):
             for m in range(3 + n):
                 store.session(f"s{n:02}").save({"m": m})
     dry = terminal.good("prune --all --keep-last 1 --dry-run").out.splitlines()
-    assert dry[0] == "Delete 90 checkpoints, in 12 sessions:"
+    assert dry[0] == "Delete 90 checkpoints in 12 sessions:"
     assert dry[1:] == [
         *(f"s{n:02}: delete {n + 2} of {n + 3} checkpoints" for n in range(11, 1, -1)),
         "and 2 more sessions",

@@ -354,7 +354,7 @@ def test_a_session_that_is_being_run(terminal: Terminal) -> None:
         told = terminal.type("save s", stdin="{}")
         assert told.code == 4
         assert "`holdfast resume --takeover`" in told.err
-    assert "No run of it was interrupted." in terminal.good("resume s").out
+    assert "It has no interrupted run." in terminal.good("resume s").out
 
 
 def broken_page(path: Path, table: str) -> None:

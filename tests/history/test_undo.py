@@ -788,18 +788,18 @@ def test_operations_say_what_they_did_and_what_takes_them_back(home: Home) -> No
     home.store.repair()
     session = home.reopened().session("s")
     assert [(o.kind, o.summary, o.way_back) for o in session.operations()] == [
-        ("rewind", "the head moved from checkpoint 6 to 4", "undo() moves the head to 6 again"),
+        ("rewind", "the head moved from checkpoint 6 to 4", "undo() moves the head back to 6"),
         ("tag", "checkpoint 4 tagged 'a', 'b'", "undo() removes the tags"),
         ("label", "checkpoint 4 labelled 'plan'", "undo() removes the label"),
         ("label", "checkpoint 4 labelled 'new plan'", "undo() puts the label 'plan' back"),
         ("delete", "checkpoint 5 deleted", "undo(), until gc() has freed it"),
         ("prune", "3 checkpoints deleted", "undo(), until gc() has freed it"),
-        ("undo", "the prune taken back", "redo()"),
-        ("redo", "the prune done again", "undo()"),
+        ("undo", "the prune undone", "redo()"),
+        ("redo", "the prune redone", "undo()"),
         (
             "repair",
-            "the head moved off checkpoint 4, which is damaged, to 6",
-            "undo() moves the head to 4 again",
+            "the head moved from checkpoint 4, which is damaged, to 6",
+            "undo() moves the head back to 4",
         ),
     ]
     assert session.delete().summary == "the session deleted, with 2 checkpoints"

@@ -104,9 +104,9 @@ def test_a_prune_beside_a_rewind_keeps_the_head(
     first = next(iter(session.tree()))
     carry_out = retention.carry_out
 
-    def race(operator: Operator, plan: Any, rule: Any) -> None:
+    def race(operator: Operator, plan: Any, *rule: Any) -> None:
         session.rewind(first)
-        carry_out(operator, plan, rule)
+        carry_out(operator, plan, *rule)
 
     monkeypatch.setattr(retention, "carry_out", race)
     home.store.prune(Retention(keep_last=2))
@@ -123,12 +123,12 @@ def test_a_prune_beside_a_tag_label_or_fork_keeps_its_checkpoint(
     first = next(iter(session.tree()))
     carry_out = retention.carry_out
 
-    def race(operator: Operator, plan: Any, rule: Any) -> None:
+    def race(operator: Operator, plan: Any, *rule: Any) -> None:
         if mark == "fork" and not home.session("f").exists():
             session.fork("f", first)
         elif mark != "fork":
             getattr(session, mark)(first, "x")
-        carry_out(operator, plan, rule)
+        carry_out(operator, plan, *rule)
 
     monkeypatch.setattr(retention, "carry_out", race)
     home.store.prune(Retention(keep_last=2))
@@ -177,10 +177,10 @@ def test_a_session_that_is_saved_while_it_expires_stays(home: Home) -> None:
     session, other = home.filled(2), home.another().session("s")
     carry_out = retention.carry_out
 
-    def race(operator: Operator, plan: Any, rule: Any) -> None:
+    def race(operator: Operator, plan: Any, *rule: Any) -> None:
         if not other.operations() and len(other) == 2:
             other.save({"i": "new"})
-        carry_out(operator, plan, rule)
+        carry_out(operator, plan, *rule)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retention, "carry_out", race)

@@ -72,11 +72,13 @@ def _heading(a: Checkpoint, b: Checkpoint, found: Comparison, length: int) -> st
     if found.ancestor is None:
         lines.append("They have no common ancestor.")
     elif not found.to_a.steps:
-        lines.append(f"{forward} on.")
+        lines.append(f"{forward} forward.")
     else:
         back = steps(*found.to_a)
         where = f"{found.ancestor.id[:length]} ({output.one_line(found.ancestor.session)})"
-        lines.append(f"{back} back to {where}" + (f", {forward} on." if found.to_b.steps else "."))
+        lines.append(
+            f"{back} back to {where}" + (f", {forward} forward." if found.to_b.steps else ".")
+        )
     return "\n".join([lines[0], *[click.style(line, dim=True) for line in lines[1:]]])
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @command("save")
 @click.argument("session", required=False, shell_complete=complete_sessions)
 @click.argument("file", required=False)
-@session_option("The session, like SESSION.", "named")
+@session_option("The same as SESSION.", "named")
 @click.option("--label", "-l", metavar="TEXT", help="A label for the new checkpoint.")
 @click.option(
     "--tag", "-t", "tags", metavar="TAG", multiple=True, help="A tag for it (may be repeated)."
@@ -42,7 +42,7 @@ def save_(
     agent: str | None,
     **fields: Any,
 ) -> None:
-    """Save a state from a JSON FILE, or from standard input, to SESSION.
+    """Save a state to SESSION, from a JSON FILE or from standard input.
 
     A missing session is created, and so is a missing store. The file may contain the tags that
     `holdfast state` prints for values that JSON does not have, such as {"$bytes": …}.
@@ -101,7 +101,7 @@ def read_json(file: str) -> Any:
 @click.argument("name")
 @session_option()
 def fork_(app: App, revision: str, name: str, session: str | None) -> None:
-    """Begin a new session NAME from the state at REVISION. No data is copied."""
+    """Start a new session NAME from the state at REVISION. No data is copied."""
     with app.store(write=True) as store:
         found = select.the_checkpoint(store, revision, session)
         new = found.session.fork(name, found.checkpoint.id)
@@ -121,7 +121,7 @@ def fork_(app: App, revision: str, name: str, session: str | None) -> None:
 def rewind_(app: App, revision: str, session: str | None) -> None:
     """Move a session's head to REVISION. Nothing is deleted; the next save makes a branch.
 
-    Effects of agents on the outside world are not reversed.
+    What agents did outside the store is not reversed.
     """
     with app.store(write=True) as store:
         found = select.the_checkpoint(store, revision, session)
@@ -192,7 +192,7 @@ def redo_(app: App, session: str | None) -> None:
 @command("operations", lists=True)
 @session_argument()
 def operations_(app: App, session: str | None) -> None:
-    """List the operations on a session other than saves, the newest first."""
+    """List the operations on a session other than saves, newest first."""
     with app.store() as store:
         handle = select.the_session(store, session)
         found = handle.operations()
@@ -206,7 +206,7 @@ def operations_(app: App, session: str | None) -> None:
             summary = output.one_line(operation.summary)
             when = click.style(output.age(operation.created_at), dim=True)
             app.print(f"{operation.number:>4}  {operation.kind:<7} {summary}  {when}")
-            app.print(click.style(f"{'':14}way back: {back}", dim=True))
+            app.print(click.style(f"{'':14}how to undo: {back}", dim=True))
 
 
 @command("tag")

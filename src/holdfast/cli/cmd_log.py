@@ -21,14 +21,14 @@ _HEAD, _DAMAGED = "◉", "✗"
 
 
 @command("log", lists=True)
-@session_argument("Draw only this session, like SESSION.")
+@session_argument("Draw only this session, the same as SESSION.")
 @click.option("--all", "-a", "everything", is_flag=True, help="Draw every session, completely.")
 @click.option(
     "--limit", "-n", type=click.IntRange(0), default=30, show_default=True,
     help="Checkpoints per session; 0 means all.",
 )  # fmt: skip
 def log_(app: App, session: str | None, limit: int, *, everything: bool) -> None:
-    """Draw the tree of checkpoints, the newest first.
+    """Draw the tree of checkpoints, newest first.
 
     Without SESSION, draws the sessions with the newest checkpoints. ◉ marks the head of a session,
     ↳ names the sessions that were forked from a checkpoint, and ⏸ lists calls without a result.

@@ -88,14 +88,14 @@ def _print_repair(app: App, store: Store, result: RepairResult) -> None:
     for part in result.rebuilt:
         app.print(f"rebuilt: {part}")
     if not result.ok:
-        app.print(f"Still damaged, {result.remaining.loadable:,} checkpoints load:")
+        app.print(f"Still damaged; {result.remaining.loadable:,} checkpoints load:")
         _print_problems(app, result.remaining)
     elif not result.sessions and not result.rebuilt:
         app.notice("The store is sound. There was nothing to repair.")
 
 
 @command("prune")
-@session_argument("Prune this session, like SESSION; optional if there is only one.")
+@session_argument("The same as SESSION; optional if there is only one.")
 @click.option("--all", "-a", "everything", is_flag=True, help="Prune every session.")
 @click.option(
     "--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N checkpoints."
@@ -133,8 +133,8 @@ def prune_(
 ) -> None:
     """Delete old checkpoints by rules, after showing the plan and asking.
 
-    Prunes SESSION, or with --all every session. Undo restores the checkpoints until gc has freed
-    them; `holdfast undo --prune` restores those of all sessions.
+    Prunes SESSION; with --all, every session. Undo restores the checkpoints until gc has freed
+    them; `holdfast undo --prune` does so in all sessions.
     """
     rule = _rule(rules)
     with app.store(write=not dry_run) as store:
@@ -152,7 +152,7 @@ def prune_(
             _print_summary(show, store, plans)
             app.notice("To see every checkpoint, add --verbose.")
         if dry_run or not plans:
-            app.notice("Nothing was done: a dry run." if plans else "Nothing to prune.")
+            app.notice("This was a dry run. Nothing was deleted." if plans else "Nothing to prune.")
             return
         app.confirm(f"Delete {_deleted(plans)}?")
         done = _plans(one or store, rule, dry_run=False)
@@ -224,7 +224,7 @@ def _print_summary(show: Callable[[str], None], store: Store, plans: Sequence[Pl
     if len(plans) == 1:
         _print_plan(show, store, plans[0], _LINES)
         return
-    show(f"Delete {_deleted(plans)}, in {output.plural(len(plans), 'session')}:")
+    show(f"Delete {_deleted(plans)} in {output.plural(len(plans), 'session')}:")
     most = sorted(plans, key=lambda plan: -len(plan.verdicts if plan.whole else plan.removed))
     for plan in most[:_SESSIONS]:
         show(_headline(plan))
@@ -233,8 +233,18 @@ def _print_summary(show: Callable[[str], None], store: Store, plans: Sequence[Pl
 
 
 @command("gc")
-@click.option("--all", "-a", "everything", is_flag=True, help="Needed: gc frees the whole store.")
-@click.option("--erase", is_flag=True, help="Leave no trace of it in the files. This takes longer.")
+@click.option(
+    "--all",
+    "-a",
+    "everything",
+    is_flag=True,
+    help="Required, because gc always concerns the whole store.",
+)
+@click.option(
+    "--erase",
+    is_flag=True,
+    help="Leave no trace of the deleted data in the files. This takes longer.",
+)
 @yes_option
 def gc_(app: App, *, everything: bool, erase: bool) -> None:
     """Free deleted checkpoints and unused data. This is final: undo cannot restore them.
@@ -253,7 +263,7 @@ def gc_(app: App, *, everything: bool, erase: bool) -> None:
         count = output.plural(waiting, "deleted checkpoint")
         app.notice(f"This frees {count} and the data that only they use.")
         if not erase:
-            app.notice("Checkpoints that were pruned by their age are kept for one more day.")
+            app.notice("Checkpoints pruned by their age are kept for one more day.")
         app.confirm("Free them for good?")
         with Bar("freeing") as progress:
             done = store.gc(progress.phase, erase=erase)

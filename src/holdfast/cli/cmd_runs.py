@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @command("resume")
 @click.argument("session", required=False, shell_complete=complete_sessions)
 @click.argument("target", required=False, metavar="[MODULE:FUNCTION]")
-@session_option("The session, like SESSION.", "named")
+@session_option("The same as SESSION.", "named")
 @click.option("--takeover", is_flag=True, help="Take the session even if a live worker runs it.")
-@click.option("--cost", type=float, help="Halt the run once it has cost this much in all.")
-@click.option("--tokens", type=int, help="Halt the run once it has used so many tokens in all.")
-@click.option("--turns", type=int, help="Halt the run after so many turns in all.")
+@click.option("--cost", type=float, help="Halt the run once it has cost this much in total.")
+@click.option("--tokens", type=int, help="Halt the run once it has used this many tokens in total.")
+@click.option("--turns", type=int, help="Halt the run after this many turns in total.")
 def resume_(
     app: App,
     session: str | None,
@@ -89,9 +89,9 @@ def _print_run(app: App, session: str | None) -> None:
             return
     app.print(f"{click.style(output.one_line(handle.name), bold=True)}: {where}")
     if owner is not None:
-        app.print(f"Process {owner.pid} on {owner.host} runs it now.")
+        app.print(f"Process {owner.pid} on {owner.host} is running it now.")
     elif run is None:
-        app.print("No run of it was interrupted.")
+        app.print("It has no interrupted run.")
     else:
         app.print(f"Run {run.run} {_interruption(run)}.")
     answered = run is not None and run.state in ("ready", "halted")  # then the hint is out of date
@@ -205,7 +205,7 @@ def _print_call(app: App, each: Pending) -> None:
 
 
 @command("pending", lists=True)
-@session_argument("List only this session, like SESSION.")
+@session_argument("List only this session, the same as SESSION.")
 def pending_(app: App, session: str | None) -> None:
     """List calls in doubt, and questions that runs wait for."""
     with app.store() as store:
@@ -243,11 +243,14 @@ def _print_pending(app: App, each: Pending) -> None:
 @session_option("The session; optional if there is only one.")
 @click.option("--result", metavar="JSON", help="The call was made, with this result.")
 @click.option("--rerun", is_flag=True, help="Make the call again.")
-@click.option("--skip", is_flag=True, help="Leave the call out.")
+@click.option("--skip", is_flag=True, help="Skip the call.")
 def resolve_(
     app: App, key: str, session: str | None, result: str | None, *, rerun: bool, skip: bool
 ) -> None:
-    """Decide about the call KEY, which is in doubt. The run uses the decision when resumed."""
+    """Decide what to do about the call KEY, which is in doubt.
+
+    The run uses the decision when it is resumed.
+    """
     if (result is not None) + rerun + skip != 1:
         raise InvalidRequest("give exactly one decision", hint="--result JSON, --rerun or --skip")
     with app.store(write=True) as store:
@@ -262,8 +265,8 @@ def resolve_(
             return
         effect = {
             "result": "has its result",
-            "rerun": "will be made again",
-            "skip": "will be left out",
+            "rerun": "will be called again",
+            "skip": "will be skipped",
         }
         app.print(output.one_line(f"{handle.name}: {key} {effect[decided]}"))
         _print_final(app, handle)
@@ -310,7 +313,7 @@ def _json(text: str, option: str | None = None) -> Any:
 @click.option(
     "--halted",
     is_flag=True,
-    help="Also list runs that failed, were halted, wait, are in doubt or ready.",
+    help="Also list runs that failed, were halted, wait for an answer or a decision, or are ready.",
 )
 def abandoned_(app: App, *, halted: bool) -> None:
     """List sessions whose run died and was not resumed."""
@@ -322,4 +325,4 @@ def abandoned_(app: App, *, halted: bool) -> None:
                 continue
             app.print(f"{output.one_line(each.session)}  run {each.run} {_interruption(each)}")
         if not found:
-            app.notice("There is no abandoned run.")
+            app.notice("There are no abandoned runs.")

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidRequest
 
 
 @command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=7460, show_default=True,
     help="The port; 0 means any free one.",
@@ -60,7 +60,7 @@ def serve_(
             app.print_json({"url": url, "read_only": read_only})
         else:
             app.print(url)
-            app.notice("Everyone with this address has access. Ctrl-C ends it.")
+            app.notice("Anyone with this address has access. Press Ctrl-C to stop.")
         if show:
             click.launch(url)
         hosts = (*LOOPBACK, host, *allow_host)

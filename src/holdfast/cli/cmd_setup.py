@@ -29,7 +29,7 @@ def init_(app: App) -> None:
         app.print_json({"store": app.url, "kind": kind, "empty": empty})
         return
     app.print(f"{app.url}: a store ({kind}), {'empty' if empty else 'with sessions'}")
-    app.notice(f"In Python: holdfast.open({app.url!r}); holdfast {holdfast.__version__}")
+    app.notice(f"In Python: holdfast.open({app.url!r})")
 
 
 @command("demo", lists=True)

@@ -25,16 +25,29 @@ if TYPE_CHECKING:
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that filter sessions and checkpoints."""
     for option in (
-        click.option("--until", metavar="TIME", help="Saved before: 2026-01-31, or an age: 2d."),
-        click.option("--since", metavar="TIME", help="Saved since: 2026-01-31, or an age: 2d."),
         click.option(
-            "--meta", metavar="KEY=VALUE", multiple=True, help="With this in the metadata."
+            "--until",
+            metavar="TIME",
+            help="Only those saved before: 2026-01-31, or an age such as 2d.",
         ),
-        click.option("--label", metavar="TEXT", help="With this label."),
-        click.option("--tag", metavar="TAG", help="With this tag.", shell_complete=complete_tags),
-        click.option("--trigger", metavar="NAME", help="Saved for this reason."),
-        click.option("--status", type=click.Choice(STATUSES), help="With this status."),
-        click.option("--agent", metavar="NAME", help="Of this agent."),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only those saved since: 2026-01-31, or an age such as 2d.",
+        ),
+        click.option(
+            "--meta",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Only those with this in their metadata.",
+        ),
+        click.option("--label", metavar="TEXT", help="Only those with this label."),
+        click.option(
+            "--tag", metavar="TAG", help="Only those with this tag.", shell_complete=complete_tags
+        ),
+        click.option("--trigger", metavar="NAME", help="Only those saved for this reason."),
+        click.option("--status", type=click.Choice(STATUSES), help="Only those with this status."),
+        click.option("--agent", metavar="NAME", help="Only those of this agent."),
     ):
         function = option(function)
     return function
@@ -97,7 +110,7 @@ def sessions_(
         infos = list(listed)
         length = store.id_length(info.head for info in infos if info.head is not None)
         if not infos:
-            app.notice("No session matches.")
+            app.notice("No sessions match.")
             return
         titles = "SESSION AGENT HEAD STEP ALL STATUS ACTIVE"
         rows = [_session_row(info, length) for info in infos]
@@ -216,7 +229,7 @@ def _is_text(shown: Any) -> bool:
 @click.argument("text", required=False)
 @session_option("Search only this session.")
 @_filters
-@click.option("--case-sensitive", is_flag=True, help="Tell upper and lower case apart.")
+@click.option("--case-sensitive", is_flag=True, help="Distinguish upper and lower case.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=20, show_default=True,
     help="Print at most this many.",
@@ -234,11 +247,11 @@ def search_(
     until: str | None,
     **more: Any,
 ) -> None:
-    """Find checkpoints by text, tag, status and more, the newest first.
+    """Find checkpoints by text, tag, status and more, newest first.
 
-    TEXT is searched in all strings of the states, in upper and lower case. It prints the
-    checkpoints in which the text came, and first the sessions whose names have it. Without TEXT, it
-    prints all checkpoints that match. `holdfast index` makes it fast.
+    Searches all strings of the states for TEXT, in upper or lower case. Prints the sessions whose
+    names contain it, and then the checkpoints in which it appeared. Without TEXT, prints all
+    checkpoints that match the options. `holdfast index` makes searches fast.
     """
     with app.store() as store:
         within = None if session is None else select.the_session(store, session)
@@ -276,11 +289,11 @@ def _print_hit(app: App, hit: SearchHit, length: int) -> None:
 @command("index")
 @click.option("--drop", is_flag=True, help="Remove the index.")
 def index_(app: App, drop: bool) -> None:  # noqa: FBT001
-    """Make searches for text fast, by an index beside the store.
+    """Make searches for text fast, with an index next to the store.
 
-    It is built, or brought up to date. From then on, searches of programs that write to the store
-    keep it up to date, and no save waits for it. It is no part of the store: copies and backups
-    leave it out.
+    Builds the index, or brings it up to date. From then on, searches of programs that write to the
+    store keep it up to date, and no save waits for it. The index is not part of the store: copies
+    and backups leave it out.
     """
     with app.store(write=True) as store:
         dropped = store.drop_index() if drop else False
@@ -315,7 +328,7 @@ def usage_(
 ) -> None:
     """Sum up tokens and cost by session, agent, model or day.
 
-    --since and --until limit the time of the usage, and days are those of UTC. --agent filters by
+    --since and --until limit the time of the usage, and days are in UTC. --agent filters by
     the agent of the session, all other filters by its head.
     """
     with app.store() as store:
@@ -364,18 +377,22 @@ def stats_(app: App) -> None:
 
 @command("watch", lists=True)
 @session_argument()
-@click.option("--all", "-a", "everything", is_flag=True, help="Watch all sessions, also new ones.")
-@click.option("--seconds", type=float, metavar="N", help="End when nothing happens for N seconds.")
+@click.option(
+    "--all", "-a", "everything", is_flag=True, help="Watch every session, including new ones."
+)
+@click.option(
+    "--seconds", type=float, metavar="N", help="Stop when nothing has happened for N seconds."
+)
 def watch_(app: App, session: str | None, seconds: float | None, *, everything: bool) -> None:
     """Print checkpoints and operations of all processes as they are saved, until Ctrl-C.
 
-    Watches SESSION, or with --all every session.
+    Watches SESSION; with --all, every session.
     """
     with app.store() as store:
         one = select.session_or_all(store, session, everything=everything)
         source: Store | Session = one or store
         events = source.watch(patience=seconds)
-        app.notice("Watching; Ctrl-C ends it.")  # no event after this is missed
+        app.notice("Watching. Press Ctrl-C to stop.")  # no event after this is missed
         for event in events:
             if app.json:
                 app.print_json(json.event(event))

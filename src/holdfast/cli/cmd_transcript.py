@@ -24,7 +24,7 @@ _COLORS = {"user": "green", "assistant": "cyan", "system": "yellow"}
 
 @command("transcript", lists=True)
 @click.argument("sessions", nargs=-1, metavar="[SESSION]...", shell_complete=complete_sessions)
-@session_option("The session to show, like SESSION.")
+@session_option("The same as SESSION.")
 @click.option("--at", "revision", metavar="REVISION", help="Show it as it was at a checkpoint.")
 @click.option("--path", metavar="PATH", help="Where the messages are in the state.")
 @click.option("--markdown", is_flag=True, help="Write Markdown.")

@@ -31,7 +31,7 @@ def _sessions(function: Callable[..., Any]) -> Callable[..., Any]:
 def copy_(app: App, target: str, sessions: tuple[str, ...]) -> None:
     """Copy sessions to the store at URL, of any kind, with the sessions they were forked from.
 
-    Run it again at any time: it copies only what is new, also after an interruption.
+    Run it again at any time: it copies only what is new, even after an interruption.
     """
     import holdfast
 
@@ -86,7 +86,7 @@ def export_(app: App, path: str | None, pages: tuple[str, ...], sessions: tuple[
 )  # fmt: skip
 @click.option(
     "--memory", type=click.IntRange(1), metavar="BYTES", default=256 << 20, show_default=True,
-    help="Limit on the memory that one line takes.",
+    help="How much memory one line may take.",
 )  # fmt: skip
 @_sessions
 def import_(

@@ -31,22 +31,22 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Look": (
         ("show", "sessions", "List sessions."),
-        ("log", "log", "Draw the tree of checkpoints, the newest first."),
+        ("log", "log", "Draw the tree of checkpoints, newest first."),
         ("transcript", "transcript", "Print the conversation of a session."),
         ("show", "show", "Show everything about one checkpoint."),
         ("show", "state", "Print a state as JSON, or a part of it."),
         ("diff", "diff", "Show what changed between two checkpoints."),
         ("diff", "blame", "Find the checkpoint in which a value last changed."),
         ("show", "search", "Find checkpoints by text, tag, status and more."),
-        ("show", "index", "Make searches for text fast, by an index beside the store."),
+        ("show", "index", "Make searches for text fast, with an index next to the store."),
         ("show", "usage", "Sum up tokens and cost by session, agent, model or day."),
         ("show", "stats", "Count sessions, checkpoints and bytes."),
         ("show", "watch", "Print checkpoints and operations as they are saved."),
         ("serve", "serve", "Look at the store in a browser."),
     ),
     "Change": (
-        ("edit", "save", "Save a state from a JSON file or standard input."),
-        ("edit", "fork", "Begin a new session from a checkpoint."),
+        ("edit", "save", "Save a state from a JSON file or from standard input."),
+        ("edit", "fork", "Start a new session from a checkpoint."),
         ("edit", "rewind", "Move a session's head to another checkpoint."),
         ("edit", "undo", "Undo the last change of a session."),
         ("edit", "redo", "Redo the last change that was undone."),
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Runs": (
         ("runs", "resume", "Show the state of a session's run, or resume it."),
         ("runs", "pending", "List calls in doubt, and questions that runs wait for."),
-        ("runs", "resolve", "Decide about a call in doubt."),
+        ("runs", "resolve", "Decide what to do about a call in doubt."),
         ("runs", "answer", "Answer a question that a run waits for."),
         ("runs", "abandoned", "List sessions whose run died."),
     ),
@@ -79,14 +79,14 @@ ALIASES = {"check": "verify"}
 SYNONYMS = {
     "approve": "answer", "branch": "fork", "cat": "state", "changes": "diff", "chat": "transcript",
     "checkout": "rewind", "clean": "prune", "clone": "copy", "commit": "save", "compact": "gc",
-    "compare": "diff", "continue": "resume", "conversation": "transcript", "cp": "copy",
+    "compare": "diff", "continue": "resume", "conversation": "transcript", "cost": "usage", "cp": "copy",
     "create": "init", "delete-session": "delete", "du": "stats", "dump": "export",
     "expire": "prune", "find": "search", "fix": "repair", "follow": "watch", "free": "gc",
     "fsck": "verify", "get": "show", "grep": "search", "help": "--help", "history": "log",
     "info": "show", "list": "sessions", "load": "state", "ls": "sessions", "messages": "transcript",
     "new": "init", "ops": "operations", "ps": "abandoned", "put": "save", "questions": "pending",
-    "remove": "delete", "reset": "rewind", "restore": "rewind", "revert": "undo", "rm": "delete",
-    "run": "resume", "size": "stats", "status": "sessions", "tail": "watch", "tree": "log",
+    "remove": "delete", "reindex": "index", "reset": "rewind", "restore": "rewind", "revert": "undo", "rm": "delete",
+    "run": "resume", "size": "stats", "status": "sessions", "tail": "watch", "tokens": "usage", "tree": "log",
     "ui": "serve", "vacuum": "gc", "validate": "verify", "version": "--version", "view": "serve",
     "waiting": "pending", "web": "serve",
 }  # fmt: skip
@@ -249,7 +249,7 @@ _HINTS = {
     "HeadMoved": "another process has saved; see `holdfast log`, then try again",
     "Corrupt": "`holdfast verify` lists the damage, and what still loads",
     "KeyTaken": "`holdfast show key:KEY` shows the checkpoint that has it",
-    "SessionBusy": "a worker runs it; `holdfast abandoned` lists the runs that died",
+    "SessionBusy": "a worker is running it; `holdfast abandoned` lists the runs that died",
 }
 # Calls in messages of the library, and the commands that do the same.
 _COMMANDS = {
@@ -278,7 +278,7 @@ def cli_words(error: HoldfastError) -> tuple[str, str | None]:
 
 @contextmanager
 def without_check_hint() -> Iterator[None]:
-    """Replace the default hint of Corrupt, because `check` itself cannot suggest `check`."""
+    """Replace the default hint of Corrupt, because `verify` itself cannot suggest `verify`."""
     try:
         yield
     except Corrupt as e:

@@ -41,7 +41,7 @@ def session_option(
 
 
 def session_argument(
-    help: str = "The session; optional if there is only one.",
+    help: str = "The same as SESSION; optional if there is only one.",
 ) -> Callable[[Command], Command]:
     """Let the user give a session as SESSION or with --session. The command gets `session`."""
 

@@ -359,12 +359,12 @@ def prune_store(
     for operator, each in zip(operators, plans, strict=True):
         with _leaving_alone(each.session):
             if each.removed:
-                _carry_out(operator, each, rule, batch)
+                carry_out(operator, each, rule, batch)
             done.append(each)
     return done
 
 
-def _carry_out(operator: Operator, decided: Plan, rule: Retention, batch: str) -> None:
+def carry_out(operator: Operator, decided: Plan, rule: Retention, batch: str) -> None:
     """Delete the checkpoints that a plan removes, by an operation that undo() can take back.
 
     `batch` is an id that all operations of one prune of the store have.
