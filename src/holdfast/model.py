@@ -289,6 +289,8 @@ class Operation(NamedTuple):
                 return "undo() removes the label"
             case "label":
                 return f"undo() puts the label {d['was']!r} back"
+            case "undo" if d.get("aside"):
+                return "prune() deletes them again"
             case "undo":
                 return "redo()"
             case "redo":

@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast import errors, ids
 from holdfast.cli import cmd_show, complete, output
-from holdfast.cli.main import COMMANDS, FAMILY, cli
+from holdfast.cli.main import ALIASES, COMMANDS, FAMILY, SYNONYMS, cli
 from holdfast.format import state_paths
 from tests.cli.test_snapshots import SNAPSHOTS
 from tests.support import example_stores as worlds
@@ -286,12 +286,24 @@ def test_without_a_name_the_store_is_the_users(terminal, monkeypatch):
 
 @pytest.mark.parametrize(
     ("typed", "near"),
-    [("logg", "log"), ("session", "sessions"), ("exprot", "export"), ("xyzzy", None)],
+    [
+        ("logg", "log"),
+        ("session", "sessions"),
+        ("exprot", "export"),
+        ("tail", "watch"),
+        ("version", "--version"),
+        ("xyzzy", None),
+    ],
 )
 def test_near_commands(terminal, typed, near):
     ended = terminal(typed, "--json")
     told = f"did you mean `holdfast {near}`?" if near else "see `holdfast --help`"
     assert (ended.code, ended.error["hint"]) == (2, told)
+
+
+def test_words_of_other_programs():
+    assert {*SYNONYMS.values()} <= {*FAMILY, "--help", "--version"}
+    assert not {*SYNONYMS} & {*FAMILY, *ALIASES}
 
 
 def test_near_sessions(trip):

@@ -22,7 +22,8 @@ LOOKS = (
     "sessions", "log", "log trip", "show -s trip", "state -s trip", "diff start -s trip", "verify",
     "verify --read-data", "stats", "search river", "blame plan.budget -s trip", "pending",
     "abandoned", "operations -s trip", "resume trip", "watch --all --seconds 0.01",
-    "transcript trip", "diff trip trip-b", "prune --all --keep-last 1 --dry-run",
+    "transcript trip", "usage", "search river -s trip", "diff trip trip-b",
+    "prune --all --keep-last 1 --dry-run",
 )  # fmt: skip
 CHANGES = ("tag @ x -s trip", "label @ x -s trip", "rewind @~1 -s trip", "undo -s trip",
            "fork @ new -s trip", "delete -s trip --yes", "gc --all --yes",

@@ -62,6 +62,7 @@ def test_later_work_stays(home: Home) -> None:
     home.store.undo_prune()
     assert trees(home)["b"] == [*before["b"], kept.seq]
     assert session.head == kept
+    assert "redo" not in session.operations()[-1].way_back
     with pytest.raises(InvalidRequest):
         session.redo()
     session.undo()

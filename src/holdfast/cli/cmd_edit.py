@@ -121,7 +121,7 @@ def fork_(app: App, revision: str, name: str, session: str | None) -> None:
 def rewind_(app: App, revision: str, session: str | None) -> None:
     """Move a session's head to REVISION. Nothing is deleted; the next save makes a branch.
 
-    What agents did outside the store is not reversed.
+    Effects of agents outside the store are not reversed.
     """
     with app.store(write=True) as store:
         found = select.the_checkpoint(store, revision, session)

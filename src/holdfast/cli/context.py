@@ -31,7 +31,7 @@ class App:
         self.given = given
         """The address of the store that the user gave, or None."""
         self.words = words
-        """What the user typed after `holdfast`."""
+        """The words of the command line after `holdfast`."""
         self.json = False
         self.yes = False
         self.lists = True

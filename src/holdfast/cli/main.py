@@ -79,16 +79,17 @@ ALIASES = {"check": "verify"}
 SYNONYMS = {
     "approve": "answer", "branch": "fork", "cat": "state", "changes": "diff", "chat": "transcript",
     "checkout": "rewind", "clean": "prune", "clone": "copy", "commit": "save", "compact": "gc",
-    "compare": "diff", "continue": "resume", "conversation": "transcript", "cost": "usage", "cp": "copy",
-    "create": "init", "delete-session": "delete", "du": "stats", "dump": "export",
+    "compare": "diff", "continue": "resume", "conversation": "transcript", "cost": "usage",
+    "cp": "copy", "create": "init", "delete-session": "delete", "du": "stats", "dump": "export",
     "expire": "prune", "find": "search", "fix": "repair", "follow": "watch", "free": "gc",
     "fsck": "verify", "get": "show", "grep": "search", "help": "--help", "history": "log",
     "info": "show", "list": "sessions", "load": "state", "ls": "sessions", "messages": "transcript",
     "new": "init", "ops": "operations", "ps": "abandoned", "put": "save", "questions": "pending",
-    "remove": "delete", "reindex": "index", "reset": "rewind", "restore": "rewind", "revert": "undo", "rm": "delete",
-    "run": "resume", "size": "stats", "status": "sessions", "tail": "watch", "tokens": "usage", "tree": "log",
-    "ui": "serve", "vacuum": "gc", "validate": "verify", "version": "--version", "view": "serve",
-    "waiting": "pending", "web": "serve",
+    "reindex": "index", "remove": "delete", "reset": "rewind", "restore": "rewind",
+    "revert": "undo", "rm": "delete", "run": "resume", "size": "stats", "status": "sessions",
+    "tail": "watch", "tokens": "usage", "tree": "log", "ui": "serve", "vacuum": "gc",
+    "validate": "verify", "version": "--version", "view": "serve", "waiting": "pending",
+    "web": "serve",
 }  # fmt: skip
 """Words that other programs use for a command. They are suggested, not run."""
 _COMPLETE = "_HOLDFAST_COMPLETE"
@@ -256,9 +257,10 @@ _COMMANDS = {
     "undo": "undo", "redo": "redo", "gc": "gc --all", "repair": "repair", "rewind": "rewind",
     "fork": "fork", "tree": "log --all", "sessions": "sessions", "verify": "verify",
     "operations": "operations", "copy": "copy", "resolve": "resolve", "answer": "answer",
-    "pending": "pending", "backup": "backup", "delete": "delete",
+    "pending": "pending", "backup": "backup", "delete": "delete", "prune": "prune --all",
 }  # fmt: skip
 _PHRASES = {
+    "max_bytes=…": "--max-bytes N",
     "run() without resume=True": "your program starts a run, with session.run()",
     "run(takeover=True)": "`holdfast resume --takeover`",
     'give format="s0"': 'give --format: "s0"',

@@ -87,7 +87,7 @@ def the_session(store: Store, name: str | None, *, others: str = "give --session
     """Return the session of that name; without a name, the only session of the store.
 
     Raises SessionNotFound, and InvalidRequest if there are several and no name is given. `others`
-    tells the user how to choose then.
+    is the advice for that case.
     """
     if name is not None:
         session = store.session(name)
