@@ -40,7 +40,7 @@ def test_spans_and_metrics() -> None:
         "save", "append", "patch", "save", "load", "save", "save",
     ]  # fmt: skip
     first = dict(told[0].attributes or {})
-    assert first["holdfast.session"] == "s"
+    assert first["holdfast.session"] == first["gen_ai.conversation.id"] == "s"
     assert first["holdfast.backend"] == "memory"
     assert first["holdfast.checkpoint"] == saved.id
     assert not told[-1].status.is_ok

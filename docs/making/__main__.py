@@ -8,6 +8,13 @@ from docs.making.marks import put
 from holdfast import __version__
 
 ROOT = Path(__file__).parent.parent.parent
+SHOWN = [
+    ("docs/writing_a_backend.md", "log_backend"),
+    ("docs/recipes/chat.md", "chat_server"),
+    ("docs/recipes/approval.md", "approval_agent"),
+    ("docs/recipes/approval.md", "approval_webhook"),
+]
+"""Pages that show a whole example, between marks of its name."""
 
 
 def made() -> dict[str, str]:
@@ -17,13 +24,16 @@ def made() -> dict[str, str]:
     shapes = (ROOT / "docs/json.md").read_text("utf-8")
     cli = (ROOT / "docs/cli.md").read_text("utf-8")
     cli = put(cli, "commands", commands.reference())
-    backend = (ROOT / "docs/writing_a_backend.md").read_text("utf-8")
-    example = (ROOT / "examples/log_backend.py").read_text("utf-8")
+    shown: dict[str, str] = {}
+    for page, example in SHOWN:
+        text = shown.get(page) or (ROOT / page).read_text("utf-8")
+        code = (ROOT / f"examples/{example}.py").read_text("utf-8")
+        shown[page] = put(text, example, f"```python\n{code}```")
     return {
+        **shown,
         "README.md": put(readme, "measures", measures.table(benchmarks)),
         "docs/cli.md": put(cli, "exit codes", commands.exit_codes()),
         "docs/log.svg": picture.svg(),
-        "docs/writing_a_backend.md": put(backend, "example", f"```python\n{example}```"),
         "src/holdfast/web/openapi.json": openapi.text(shapes, __version__),
     }
 

@@ -17,4 +17,6 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Change the links to the examples accordingly."""
-    return markdown.replace("](../examples/", "](examples/")
+    for up in ("", "../"):
+        markdown = markdown.replace(f"]({up}../examples/", f"]({up}examples/")
+    return markdown

@@ -70,9 +70,8 @@ class Telemetry(Observer):
         """Make a span for one call, record its duration, and count a conflict."""
         about = self._common | {"holdfast.operation": operation}
         started = time.perf_counter()
-        with self._tracer.start_as_current_span(
-            f"holdfast.{operation}", attributes=about | {"holdfast.session": session}
-        ) as span:
+        named = about | {"holdfast.session": session, "gen_ai.conversation.id": session}
+        with self._tracer.start_as_current_span(f"holdfast.{operation}", attributes=named) as span:
             token = self._span.set(span)
             try:
                 yield

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import click
 import pytest
 from docs.making import commands, measures, picture
-from docs.making.__main__ import ROOT, made
+from docs.making.__main__ import ROOT, SHOWN, made
 from docs.making.marks import put
 
 import holdfast
@@ -25,7 +25,7 @@ def fresh() -> dict[str, str]:
     return made()
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/cli.md", "docs/writing_a_backend.md"])
+@pytest.mark.parametrize("path", sorted({"README.md", "docs/cli.md", *dict(SHOWN)}))
 def test_pages_are_up_to_date(path, fresh):
     assert (ROOT / path).read_text("utf-8") == fresh[path], f"{path} {AGAIN}"
 

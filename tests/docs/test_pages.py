@@ -7,7 +7,7 @@ for anything; a line that ends with `#! Name` has to raise the holdfast error of
 Blocks of `console` are commands after `$ `, and what they print; ids, ages and the width of gaps
 may differ, a line `…` stands for any lines. They run as in a new terminal: no store is named until
 the page does that. What a command exports holds for the rest of the page. $DATABASE_URL is an
-empty store of PostgreSQL.
+empty store of PostgreSQL. The files of examples/ that a page shows are in the folder.
 """
 
 import contextlib
@@ -28,6 +28,9 @@ from tests.support.postgres import schema, server_url
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SHOWN = re.compile(
+    r"^<!-- (\w+): made by docs/making -->\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 RAISES = re.compile(r"^(?P<code>[^#\s].*?)  #! (?P<error>\w+)$", re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 ADDRESS = "postgresql://agent@db.example/agents"
@@ -74,6 +77,8 @@ def run(page: str, text: str) -> list[str]:
     namespace: dict[str, Any] = {"raises": raises}
     environment = terminal()
     wrong = []
+    for name, source in SHOWN.findall(text):
+        Path(f"{name}.py").write_text(source, "utf-8")
     try:
         for line, language, source in blocks(text):
             if language == "console":
