@@ -6,7 +6,7 @@ docs/recipes/chat.md explains it.
 from contextlib import suppress
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 
 import holdfast
@@ -31,3 +31,8 @@ def chat(name: str, message: Message) -> str:
     if talk.messages[-1]["role"] == "user":
         talk.append(model(talk.window()))
     return str(talk.messages[-1]["content"])
+
+
+@app.exception_handler(holdfast.HeadMoved)
+def conflict(request: Request, error: holdfast.HeadMoved) -> Response:
+    return Response("another message came in between: send it again", 409)

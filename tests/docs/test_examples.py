@@ -118,6 +118,22 @@ def test_chat_server(tmp_path, monkeypatch):
         assert roles == ["user", "assistant"] * 2
 
 
+def test_chat_server_answers_one_message_at_a_time(tmp_path, monkeypatch):
+    with client("chat_server", tmp_path, monkeypatch) as (requests, store):
+
+        def slow_model(messages):
+            store.session("a").append("messages", {"role": "user", "content": "Wait!"})
+            return {"role": "assistant", "content": "too late"}
+
+        [chat] = [route.endpoint for route in requests.app.routes if route.path == "/chat/{name}"]
+        with monkeypatch.context() as patch:
+            patch.setitem(chat.__globals__, "model", slow_model)
+            assert requests.post("/chat/a", json={"id": "1", "text": "Hi"}).status_code == 409
+        assert requests.post("/chat/a", json={"id": "1", "text": "Hi"}).json() == "You said: Wait!"
+        messages = [message["content"] for message in store.session("a").load()["messages"]]
+        assert messages == ["Hi", "Wait!", "You said: Wait!"]
+
+
 @contextmanager
 def client(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A client of the service that an example defines, and its store."""
