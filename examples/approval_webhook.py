@@ -16,7 +16,7 @@ def pay(euro: int) -> str:
     return f"{euro} euros are paid"
 
 
-def agent(run: holdfast.Run) -> None:
+def payment(run: holdfast.Run) -> None:
     call = {"id": "c1", "name": "pay", "input": {"euro": run.state["euro"]}}
     run.approve(call)  # halts here until there is an answer
     run.state["result"] = run.tool(call, pay)  # if it is denied: returns that, and calls nothing
@@ -25,7 +25,7 @@ def agent(run: holdfast.Run) -> None:
 def work(name: str, state: dict[str, Any] | None = None) -> None:
     """Begin or continue a run. It ends, or halts at a question."""
     with store.session(name).run(state=state) as run:
-        agent(run)
+        payment(run)
     for asked in store.session(name).pending():
         print(f"{name} asks: {asked.arguments}")  # post it to a chat, with this key: asked.key
 

@@ -25,6 +25,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "docs/test_pages.py": (
         "test_examples_run", "test_the_commands_of_the_readme_need_nothing_else",
     ),
+    "docs/test_types.py": (),
     "format/test_documented_format.py": ("test_random_deletions", "test_golden_store_is_collected"),
     "format/test_images_shared_by_threads.py": ("test_another_thread_at_any_line",),
     "format/test_layout.py": ("test_patches_equal_full_saves", "test_any_mutation_is_noticed"),
