@@ -423,7 +423,7 @@ class Store:
     def resume_all(
         self, fn: Callable[[Run], Any], *, concurrency: int = CONCURRENCY, **options: Any
     ) -> list[str]:
-        """Resume the runs of abandoned() and ready(), each by `fn(run)`.
+        """Resume the runs of abandoned() and ready(), and those that SIGTERM stopped, by `fn(run)`.
 
         Returns the names of their sessions, in order.
 

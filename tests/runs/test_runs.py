@@ -887,6 +887,8 @@ def test_sigterm_halts_where_it_is_asked_for(home: Home) -> None:
         pytest.fail("went on")
     assert session.head is not None
     assert (session.head.status, session.head.reason) == ("halted", "SIGTERM")
+    assert [run.state for run in home.store.abandoned(halted=True)] == ["stopped"]
+    assert home.store.resume_all(lambda run: None) == [session.name]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))

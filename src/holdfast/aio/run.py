@@ -13,6 +13,7 @@ import signal
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, cast, overload
 
+from holdfast.runs.pending import STOPPED
 from holdfast.runs.run import Run, RunHandle
 from holdfast.runs.run_core import (
     Halt,
@@ -84,7 +85,7 @@ class AsyncRun(RunHandle):
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
-            error = Halt("SIGTERM")
+            error = Halt(STOPPED)
         done: bool = await self._work(self._core.close, error)
         return done
 

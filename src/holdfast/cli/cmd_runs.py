@@ -113,9 +113,10 @@ def _interruption(run: Abandoned) -> str:
         "waiting": "waits for an answer",
         "over budget": "was halted",
         "ready": "has its answer, and can be resumed",
+        "stopped": "was stopped",
         "halted": "was halted",
     }[run.state]
-    has_reason = run.reason and run.state in ("failed", "halted", "over budget")
+    has_reason = run.reason and run.state in ("failed", "halted", "over budget", "stopped")
     reason = f": {output.one_line(run.reason or '')}" if has_reason else ""
     return f"{event}, attempt {run.attempt}{reason}"
 

@@ -14,7 +14,7 @@ from holdfast.history import leases, lineage
 from holdfast.history.leases import LeaseRecord
 from holdfast.log import logger
 from holdfast.runs.budget import BudgetSpent
-from holdfast.runs.pending import halt_reason
+from holdfast.runs.pending import STOPPED, halt_reason
 from holdfast.runs.resume import interrupted
 from holdfast.storage.rows import Address
 
@@ -31,7 +31,7 @@ NOT_RESUMED = (Conflict, InvalidRequest, NotFound, *UNREADABLE)
 
 
 AbandonedState = Literal[
-    "died", "failed", "in doubt", "waiting", "ready", "over budget", "halted"
+    "died", "failed", "in doubt", "waiting", "ready", "over budget", "stopped", "halted"
 ]  # fmt: skip
 
 
@@ -52,8 +52,8 @@ class Abandoned(NamedTuple):
     state: AbandonedState
     """Why the run is not active: its process "died", an error ended it ("failed"), it stopped at a
     call "in doubt" or at a question without an answer ("waiting"), it stopped at one of these that
-    is decided since ("ready"), its budget is spent ("over budget"), or it was "halted" for another
-    reason."""
+    is decided since ("ready"), its budget is spent ("over budget"), SIGTERM "stopped" it, or it was
+    "halted" for another reason."""
     reason: str | None
     """The error of a failed run, or the reason of a halted one. None if the process died."""
     over_budget: BudgetSpent | None = None
@@ -108,6 +108,8 @@ def _why_abandoned(
         return "died"
     if extra.get("status") == "failed":
         return "failed"
+    if extra.get("reason") == STOPPED:  # if a call is in doubt, the resumed run says so
+        return "stopped"
     calls = journals.all_calls(journals.read(reader, lease.session, record.first))
     own = [call for call in calls.attempts() if call.run == record.run]
     halted_at = [call for call in own if halt_reason(call) == extra.get("reason")][-1:]
@@ -121,7 +123,7 @@ def _why_abandoned(
 
 def resumable(runs: list[Abandoned]) -> list[Abandoned]:
     """Return the runs that need no decision of a person."""
-    return [run for run in runs if run.state in ("died", "ready")]
+    return [run for run in runs if run.state in ("died", "ready", "stopped")]
 
 
 def resume_all(

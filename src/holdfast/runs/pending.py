@@ -194,6 +194,10 @@ def key_of(call: Call) -> str:
     return call.name + turn + call.key.removeprefix(WAIT + call.name)
 
 
+STOPPED = "SIGTERM"
+"""The reason of a run that was halted by this signal."""
+
+
 def halt_reason(call: Call) -> str:
     """Return the reason of the halt of a run that waits for a decision about this call."""
     if call.kind == "wait":

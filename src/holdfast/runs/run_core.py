@@ -43,6 +43,7 @@ from holdfast.runs import pending as pendings
 from holdfast.runs.budget import Budget
 from holdfast.runs.checkpoint_policy import TRIGGERS, Moment, policy_of
 from holdfast.runs.messages import DENIED, called, closed_state, tool_call
+from holdfast.runs.pending import STOPPED
 from holdfast.runs.resume import lease_event, open_run
 
 if TYPE_CHECKING:
@@ -342,7 +343,7 @@ def terminable(*, asked: bool) -> Iterator[None]:
         return
 
     def halt(*_: Any) -> None:
-        raise Halt("SIGTERM")
+        raise Halt(STOPPED)
 
     signal.signal(signal.SIGTERM, halt)
     try:

@@ -27,9 +27,10 @@ function standing(run) {
     waiting: "The run waits for an answer.",
     ready: "The run has its answer, and can be resumed.",
     "over budget": "The run was halted: its budget is spent.",
+    stopped: "The run was stopped by a signal.",
     halted: "The run was halted.",
   }[run.state];
-  const calm = ["halted", "waiting", "ready", "over budget"].includes(run.state);
+  const calm = ["halted", "stopped", "waiting", "ready", "over budget"].includes(run.state);
   const tells = run.reason && ["failed", "halted", "over budget"].includes(run.state);
   return el("div", { class: calm ? "banner" : "banner warn" }, el("p", {}, how, ` Attempt ${run.attempt}.`),
     tells && el("p", { class: "reason" }, valueNode(run.reason)),
