@@ -51,6 +51,7 @@ MEASURES: dict[str, Callable[[Lab], list[Row]]] = {
     "disk-replace": disk.random_replace,
     "disk-files": disk.files_in_dict,
     "history": reads.history,
+    "summaries": reads.summaries,
     "memory": memory.many_sessions,
     "threads": concurrency.threads,
     "loop": concurrency.loop,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 
 import ormsgpack
 
@@ -177,5 +179,35 @@ def history(lab: Lab) -> list[Row]:
             f"1/{ratio.middle:.0f} ({duration(taken['ours'])}; peer {duration(taken['peer'])}); "
             f"peer with plain dicts 1/{with_dicts.middle:.0f}, {duration(taken['dicts'])}",
             passed=ratio.middle >= 20,
+        )
+    ]
+
+
+def summaries(lab: Lab) -> list[Row]:
+    """The newest 50 rows of a long session, with and without what each checkpoint changed."""
+    rounds = lab.pick(60, 10)
+    with opened(lab.long.path) as store:
+        session = store.session("long")
+
+        def page(of: Callable[..., Iterator[holdfast.Checkpoint]]) -> Callable[[], object]:
+            return lambda: list(islice(of(), 50))
+
+        tree = partial(session.tree, newest_first=True)
+        taken = interleave(
+            rounds,
+            history=lambda _: page(session.history),
+            told=lambda _: page(partial(session.history, summary=True)),
+            tree=lambda _: page(tree),
+            tree_told=lambda _: page(partial(tree, summary=True)),
+        )
+        size = len(session)
+    return [
+        lab.row(
+            f"50 rows with summaries, of a session of {size:,} checkpoints",
+            "≤ 3 × the rows without",
+            f"tree {(tree_cost := Ratio.of(taken['tree_told'], taken['tree']))} "
+            f"({duration(taken['tree_told'])}); history "
+            f"{(cost := Ratio.of(taken['told'], taken['history']))} ({duration(taken['told'])})",
+            passed=max(tree_cost.middle, cost.middle) <= 3,
         )
     ]

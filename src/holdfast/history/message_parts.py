@@ -76,7 +76,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("", text)
 
 
-def one_line(text: str, width: int = 400) -> str:
+def one_line(text: str, width: int = 200) -> str:
     """Return text as one printable line of at most `width` characters."""
     # A long text is cut before it is searched, but far enough for a start with many spaces.
     line = " ".join(printable(text[: 4 * width].replace("\x85", " ")).split())
