@@ -323,6 +323,8 @@ READS: dict[str, Callable[[Any], Any]] = {
     "the last of a list": lambda s: s.items("x", limit=1),
     "a page": lambda s: s.part("x", limit=9),
     "a search": lambda s: len([*store_of(s).search("secret")]) * "secret",
+    "summaries": lambda s: [c.summary for c in s.tree(summary=True)],
+    "a transcript": lambda s: s.transcript(),
     "an exported page": lambda s: export.page(store_of(s), ["s"]),
 }
 

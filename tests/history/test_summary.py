@@ -3,6 +3,8 @@
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast
 from holdfast import Retention
@@ -237,6 +239,43 @@ def test_what_is_no_message_has_no_parts():
         {"$ext": 5},
     ]
     assert [value for value in values if message_parts(value)] == []
+
+
+NAMES = st.sampled_from(
+    ["role", "type", "content", "parts", "message", "$ext", "of", "tool_calls", "function", "name",
+     "id", "arguments", "output", "status", "part_kind", "kind", "toolUse", "text", "input"]
+)  # fmt: skip
+WORDS = st.sampled_from(
+    ["assistant", "user", "tool", "tool_use", "function_call", "tool-return", "image", "thinking",
+     "AIMessage", "{", "error", ""]
+)  # fmt: skip
+ATOMS = WORDS | st.none() | st.integers() | st.booleans() | st.floats() | st.binary(max_size=3)
+ANYTHING = st.recursive(
+    ATOMS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=5)
+)
+
+
+@given(ANYTHING)
+def test_any_value_is_a_message_or_none(value):
+    for part in message_parts(value):
+        assert isinstance(part.text, str)
+        assert isinstance(part.role, str)
+        assert isinstance(part.name, str | None)
+        assert isinstance(part.id, str | None)
+        assert str(part).isprintable()
+
+
+@given(ANYTHING, ANYTHING)
+def test_any_two_states_have_a_summary(before, after):
+    with holdfast.open("memory:") as store:
+        session = store.session("s")
+        session.save({"x": before})
+        session.save({"x": after})
+        for checkpoint in session.history(summary=True):
+            assert checkpoint.summary
+            assert checkpoint.summary.isprintable()
+            assert len(checkpoint.summary) <= WIDTH
+        session.transcript()
 
 
 def test_a_transcript_has_results_after_their_calls(session):

@@ -109,8 +109,8 @@ def _message(value: Any) -> Iterator[MessagePart]:
     role, kind = value.get("role"), _kind(value)
     if "$ext" in value:  # as the LangGraph adapter stores LangChain's messages
         of = value.get("of")
-        if isinstance(of, list) and len(of) > 2 and of[1] in _LANGCHAIN and type(of[2]) is dict:
-            yield from _chat(_LANGCHAIN[of[1]], of[2])
+        if isinstance(of, list) and len(of) > 2 and str(of[1]) in _LANGCHAIN:
+            yield from _chat(_LANGCHAIN[str(of[1])], of[2] if isinstance(of[2], dict) else {})
     elif isinstance(value.get("message"), dict):  # an entry of a transcript
         yield from _message(value["message"])
     elif isinstance(value.get("parts"), list):  # Pydantic AI and Gemini
@@ -190,14 +190,18 @@ def _call(call: dict[str, Any]) -> MessagePart:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
     id = first(call, ("call_id", "id", "toolUseId", "tool_call_id"))
-    return MessagePart("call", "assistant", "", str(name), arguments, id)
+    return MessagePart("call", "assistant", "", str(name), arguments, _text(id))
 
 
 def _result(result: dict[str, Any]) -> MessagePart:
     name, id = first(result, ("name", "tool_name")), first(result, _CALL_IDS)
     failed = result.get("is_error") is True or result.get("status") in ("error", "failed")
     text = text_of(first(result, _CONTENTS))
-    return MessagePart("result", "tool", text, name, None, id, is_error=failed)
+    return MessagePart("result", "tool", text, _text(name), None, _text(id), is_error=failed)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def text_of(content: Any) -> str:

@@ -369,7 +369,8 @@ class _Comparison:
         """Return the start of a big text that is stored in fragments."""
         first = item_streams.cut(rope.extents, 0, 1)
         data = b"".join([piece.data for piece in item_streams.pieces(self._source, first)])
-        if not msgpack.is_text(rope.header()) or len(data) > self._left:
+        header = rope.header()
+        if not header or not msgpack.is_text(header) or len(data) > self._left:
             return Unread(rope.size)
         self._left -= len(data)
         return data.decode("utf-8", "ignore") + "…"
