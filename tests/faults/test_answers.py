@@ -132,7 +132,7 @@ class Shop:
     def _tell(
         self, store: holdfast.Store, trail: Trail, question: str, *args: Any, **how: Any
     ) -> None:
-        outcome = {"rerun": "rerun", "skip": "skipped"}.get([*how, ""][0])
+        outcome = {"rerun": "rerun", "skip": "skipped"}.get(how.get("action", ""))
         answer = outcome or [*args[2:], *how.values()][0]
         trail.say(json.dumps(["tries", question, answer]))
         try:
