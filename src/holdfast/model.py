@@ -250,8 +250,12 @@ class Operation(NamedTuple):
                 return f"the head moved from checkpoint {d['from']}, which is damaged, to {d['to']}"
             case "rewind":
                 return f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
+            case "tag" if "removed" in d:
+                return f"checkpoint {d['seq']} no longer tagged {_list(d['removed'])}"
             case "tag":
                 return f"checkpoint {d['seq']} tagged {_list(d['tags'])}"
+            case "label" if d["label"] is None:
+                return f"checkpoint {d['seq']} no longer labelled {d['was']!r}"
             case "label":
                 return f"checkpoint {d['seq']} labelled {d['label']!r}"
             case "undo":
@@ -263,6 +267,8 @@ class Operation(NamedTuple):
             return "the session deleted"
         if "session" in d:
             return f"the session deleted, with {count} checkpoint{'s' * (count != 1)}"
+        if "to" in d:
+            return f"checkpoint {d['from']}, the head, deleted; the head moved to {d['to']}"
         return (
             f"checkpoint {[*d['runs'], *d['held']][0][0]} deleted"
             if count == 1
@@ -283,6 +289,8 @@ class Operation(NamedTuple):
                 return "none: what it did is unknown"
             case "rewind" | "repair":
                 return f"undo() moves the head back to {d['from'] or 'none'}"
+            case "tag" if "removed" in d:
+                return "undo() puts the tags back"
             case "tag":
                 return "undo() removes the tags"
             case "label" if d["was"] is None:

@@ -264,17 +264,38 @@ class Session:
             done = self._operator.label(partial(self._own_place, revision=revision), checked)
             return self._at(done.details["seq"])
 
+    def untag(self, revision: Revision | None, *tags: str) -> Checkpoint:
+        """Remove tags from a checkpoint (None: the head), and return it.
+
+        Raises InvalidRequest if it does not have one of them.
+        """
+        checked = fielding.check_tags(tags)
+        with self._lock:
+            done = self._operator.untag(partial(self._own_place, revision=revision), checked)
+            return self._at(done.details["seq"])
+
+    def unlabel(self, revision: Revision | None) -> Checkpoint:
+        """Remove the label of a checkpoint (None: the head), and return the checkpoint.
+
+        Raises InvalidRequest if it has none.
+        """
+        with self._lock:
+            done = self._operator.label(partial(self._own_place, revision=revision), None)
+            return self._at(done.details["seq"])
+
     def delete(
         self, revision: Revision | None = None, *, expect: Revision | None = None
     ) -> Operation:
         """Delete one checkpoint, or without a revision the whole session. Return the operation.
 
         The checkpoint or session disappears at once. undo() restores it until gc() has freed it.
-        The operation's `deleted` is the number of deleted checkpoints. Its `forks` names the
+        If it is the head, the head moves to the nearest ancestor that is left, and undo() moves it
+        back. The operation's `deleted` is the number of deleted checkpoints. Its `forks` names the
         sessions that were forked from them; these keep the data that they share.
 
-        Raises InvalidRequest for the head, and for a checkpoint that an interrupted run continues
-        from. With `expect`, raises HeadMoved if the head is not that checkpoint.
+        Raises InvalidRequest for a checkpoint that an interrupted run continues from, and for a
+        head that has no ancestor left in this session. With `expect`, raises HeadMoved if the head
+        is not that checkpoint.
         """
         with self._lock:
             expected = None if expect is None else self.get(expect).id

@@ -169,6 +169,11 @@ def change(scribe: Scribe) -> None:
     scribe.both("delete -s side")
     scribe.type("delete -s side --yes", "delete -s side-2 --yes --json", "delete", "delete @ --yes")
     scribe.type("undo -s side", "log side", "--store store.db undo -s side")
+    scribe.type("untag @ keep -s chat", "untag @ keep -s chat", "untag @ keep -s chat --json")
+    scribe.type("untag @ more --json -s chat", "unlabel @ -s chat", "unlabel @ -s chat")
+    scribe.type("unlabel @ -s chat --json", "undo -s chat", "unlabel @ --json -s chat")
+    scribe.type("save chat", stdin='{"n": 2}')
+    scribe.type("delete @ --yes -s chat")
 
 
 def runs(scribe: Scribe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Retention
-from holdfast.errors import CheckpointNotFound, NotFound, SessionNotFound
+from holdfast.errors import CheckpointNotFound, InvalidRequest, NotFound, SessionNotFound
 from tests.maintenance.test_retention import Clock
 from tests.support.sessions import DAY, KEEP_LAST, found_seqs, seqs
 from tests.support.stores import TEXT, Home
@@ -48,6 +48,37 @@ def test_a_deleted_checkpoint_loads_by_no_name(home: Home) -> None:
     assert seqs(session.tree()) == [1]
     session.delete()
     assert not home.reopened().session("s").exists()
+
+
+def test_deleting_the_head_moves_it_to_the_nearest_ancestor(home: Home) -> None:
+    session = home.filled(5)
+    session.delete("@~1")
+    head = session.get()
+    deleted = session.delete(head)
+    assert (deleted.deleted, deleted.details["from"], deleted.details["to"]) == (1, 5, 3)
+    session.append("log", "the handle expects the new head")
+    session.undo()
+    session = home.reopened().session("s")
+    session.save({"on": "top"})
+    assert seqs(session.history()) == [7, 3, 2, 1]
+    session.undo()
+    session.undo()
+    assert session.get() == head
+    home.store.gc()
+    assert home.store.verify(read_data=True).ok
+
+
+def test_the_head_without_an_ancestor_is_not_deleted(home: Home) -> None:
+    session = home.filled(2)
+    fork = session.fork("fork")
+    fork.save({"more": 1})
+    fork.rewind("@~1")
+    with pytest.raises(InvalidRequest):  # its ancestors are in another session
+        fork.delete("@")
+    session.rewind("step:1")
+    with pytest.raises(InvalidRequest):
+        session.delete("@")
+    assert seqs(session.tree()) == [1, 2]
 
 
 def test_deleting_what_is_missing_is_an_error(home: Home) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import holdfast
 from holdfast import Retention, telemetry
 from holdfast.aio.workers import Workers
+from holdfast.errors import InvalidRequest
 from holdfast.model import ToolCall, Usage
 from tests.support.sessions import FIELDS, PLAIN_FIELDS
 from tests.support.stores import Home
@@ -72,6 +73,24 @@ def test_tags_and_labels_change_no_other_field(home):
     kept = {name: getattr(found, name) for name in FIELDS}
     assert kept | {"tags": set(kept["tags"])} == FIELDS | {"label": "renamed", "tags": set("abcd")}
     assert found.hash == saved.hash
+    assert home.store.verify().ok
+
+
+def test_removed_tags_and_labels_are_found_no_more(home: Home) -> None:
+    session = home.session()
+    saved = session.save({"i": 1}, **FIELDS)
+    with pytest.raises(InvalidRequest):
+        session.untag(saved, "a", "z")
+    with pytest.raises(InvalidRequest):
+        session.untag(saved)
+    assert session.untag(saved, "a").tags == ("b",)
+    assert session.unlabel(None).label is None
+    with pytest.raises(InvalidRequest):
+        session.unlabel(saved)
+    assert session.get().hash == saved.hash
+    home.reopened()
+    assert [*home.store.checkpoints(tag="a")] == [*home.store.checkpoints(label="plan ready")] == []
+    assert [*home.session().checkpoints(tag="b")] == [saved]
     assert home.store.verify().ok
 
 

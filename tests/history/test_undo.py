@@ -195,6 +195,28 @@ class UndoMachine(RuleBasedStateMachine):
             self.perform("tag", name, lambda: self.handle(name, which).tag(at, *tags))
 
     @rule(name=NAMES, which=WHICH, seed=SEEDS)
+    def untag(self, name: str, which: int, seed: int) -> None:
+        at, handle = self.some(name, seed), self.handle(name, which)
+        if at is None:
+            return
+        if at.tags:
+            self.perform("tag", name, lambda: handle.untag(at, at.tags[0]))
+        else:
+            with pytest.raises(InvalidRequest):
+                handle.untag(at, "t")
+
+    @rule(name=NAMES, which=WHICH, seed=SEEDS)
+    def unlabel(self, name: str, which: int, seed: int) -> None:
+        at, handle = self.some(name, seed), self.handle(name, which)
+        if at is None:
+            return
+        if at.label is not None:
+            self.perform("label", name, lambda: handle.unlabel(at))
+        else:
+            with pytest.raises(InvalidRequest):
+                handle.unlabel(at)
+
+    @rule(name=NAMES, which=WHICH, seed=SEEDS)
     def label(self, name: str, which: int, seed: int) -> None:
         if (at := self.some(name, seed)) is not None:
             self.perform("label", name, lambda: self.handle(name, which).label(at, f"l{seed % 3}"))
@@ -204,11 +226,16 @@ class UndoMachine(RuleBasedStateMachine):
         at = self.some(name, seed)
         if at is None:
             return
-        if at.id == look(self.store, name).head:
+        now = look(self.store, name)
+        handle = self.handle(name, which)
+        if now.head != at.id:
+            self.perform("delete", name, lambda: handle.delete(at))
+        elif len(now.history) < 2:
             with pytest.raises(InvalidRequest):
-                self.handle(name, which).delete(at)
+                handle.delete(at)
         else:
-            self.perform("delete", name, lambda: self.handle(name, which).delete(at))
+            self.perform("delete", name, lambda: handle.delete(at))
+            assert look(self.store, name).history == now.history[1:]
 
     @rule(name=NAMES, which=WHICH)
     def delete_session(self, name: str, which: int) -> None:
@@ -368,6 +395,9 @@ OPERATIONS: dict[str, Callable[[holdfast.Session], Any]] = {
     "rewind": lambda s: s.rewind("@~3"),
     "tag": lambda s: s.tag("@~1", "t", "u"),
     "label": lambda s: s.label("@~1", "new"),
+    "untag": lambda s: s.untag("@~1", "t", "w"),
+    "unlabel": lambda s: s.unlabel("@~1"),
+    "delete the head": lambda s: s.delete("@"),
     "delete": lambda s: s.delete("@~2"),
     "prune": lambda s: s.prune(Retention(keep_last=2)),
 }
@@ -378,9 +408,10 @@ def test_each_kind_comes_back(home: Home, kind: str) -> None:
     session = home.filled(5, tags=["t"])
     session.label("@~1", "old")
     for c in session.tree():
-        if c.seq < 4:
+        if c.seq < 5:
             session.tag(c, "w")
     rule = OPERATIONS[kind]
+    kind = {"untag": "tag", "unlabel": "label", "delete the head": "delete"}.get(kind, kind)
     if kind == "prune":
         rule = lambda s: s.prune(Retention(keep_last=2, keep_tagged=False))  # noqa: E731
     before = look(home.store, "s")
@@ -503,7 +534,10 @@ def test_nothing_to_undo(home: Home) -> None:
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_something_new_ends_redo(home: Home, kind: str) -> None:
-    session = home.filled(6)
+    session = home.filled(4)
+    session.save({"i": 4, "log": []}, label="l", tags=["t", "w"])
+    session.save({"i": 5, "log": []})
+    session.save({"i": 6, "log": []})
     session.undo()
     OPERATIONS[kind](session)
     now = look(home.store, "s")
@@ -780,6 +814,8 @@ def test_operations_say_what_they_did_and_what_takes_them_back(home: Home) -> No
     session.tag("@", "a", "b")
     session.label("@", "plan")
     session.label("@", "new plan")
+    session.untag("@", "a")
+    session.unlabel("@")
     session.delete(list(session.tree())[4])
     session.prune(Retention(keep_last=1, keep_tagged=False, keep_labelled=False))
     session.undo()
@@ -792,6 +828,12 @@ def test_operations_say_what_they_did_and_what_takes_them_back(home: Home) -> No
         ("tag", "checkpoint 4 tagged 'a', 'b'", "undo() removes the tags"),
         ("label", "checkpoint 4 labelled 'plan'", "undo() removes the label"),
         ("label", "checkpoint 4 labelled 'new plan'", "undo() puts the label 'plan' back"),
+        ("tag", "checkpoint 4 no longer tagged 'a'", "undo() puts the tags back"),
+        (
+            "label",
+            "checkpoint 4 no longer labelled 'new plan'",
+            "undo() puts the label 'new plan' back",
+        ),
         ("delete", "checkpoint 5 deleted", "undo(), until gc() has freed it"),
         ("prune", "3 checkpoints deleted", "undo(), until gc() has freed it"),
         ("undo", "the prune undone", "redo()"),

@@ -2105,6 +2105,8 @@ def test_retention_keeps_what_a_run_goes_on_from(home: Home) -> None:
         assert session.head.run is not None
         base = session.head.run.base
         session.delete(next(c for c in session.tree() if c.seq == base))
+    with pytest.raises(InvalidRequest):
+        session.delete(session.head)
     second = Worker(home.session())(body)
     assert second.made == [[turn, n] for turn in range(16, 21) for n in range(5)]
     assert home.store.verify(read_data=True).ok

@@ -378,6 +378,8 @@ class AsyncSession(_Handle[Session]):
     rewind = _in_turn(Session.rewind)
     tag = _in_turn(Session.tag)
     label = _in_turn(Session.label)
+    untag = _in_turn(Session.untag)
+    unlabel = _in_turn(Session.unlabel)
     delete = _in_turn(Session.delete)
     prune = _in_turn(Session.prune)
     undo = _in_turn(Session.undo)

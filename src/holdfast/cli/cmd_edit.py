@@ -231,6 +231,27 @@ def label_(app: App, revision: str, label: str, session: str | None) -> None:
         _print_changed(app, store, found.session, found.session.label(found.checkpoint.id, label))
 
 
+@command("untag")
+@click.argument("revision", shell_complete=complete_revisions)
+@click.argument("tags", nargs=-1, required=True)
+@session_option()
+def untag_(app: App, revision: str, tags: tuple[str, ...], session: str | None) -> None:
+    """Remove TAGS from a checkpoint."""
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        _print_changed(app, store, found.session, found.session.untag(found.checkpoint.id, *tags))
+
+
+@command("unlabel")
+@click.argument("revision", shell_complete=complete_revisions)
+@session_option()
+def unlabel_(app: App, revision: str, session: str | None) -> None:
+    """Remove the label of a checkpoint."""
+    with app.store(write=True) as store:
+        found = select.the_checkpoint(store, revision, session)
+        _print_changed(app, store, found.session, found.session.unlabel(found.checkpoint.id))
+
+
 def _print_changed(
     app: App, store: Store, session: Session, checkpoint: Checkpoint, *, head: bool = False
 ) -> None:
@@ -276,6 +297,9 @@ def delete_(app: App, revision: str | None, session: str | None) -> None:
         if id is None and operation.deleted:  # another process may have saved since the count
             what = f"session {handle.name!r} with {output.plural(operation.deleted, 'checkpoint')}"
         app.print(f"Deleted {what}.")
+        if "to" in operation.details:
+            head = handle.get()
+            app.print(f"The head is now at {head.id[: store.id_length([head])]}, step {head.step}.")
         if operation.forks:
             names = ", ".join(map(repr, operation.forks))
             app.notice(f"Forks keep the data that they share: {output.one_line(names)}.")

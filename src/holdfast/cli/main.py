@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("edit", "operations", "List the operations on a session."),
         ("edit", "tag", "Add tags to a checkpoint."),
         ("edit", "label", "Give a checkpoint a label."),
+        ("edit", "untag", "Remove tags from a checkpoint."),
+        ("edit", "unlabel", "Remove the label of a checkpoint."),
         ("edit", "delete", "Delete a checkpoint, or a whole session."),
     ),
     "Runs": (

@@ -80,17 +80,23 @@ def apply(context: OpContext, kind: str, details: dict[str, Any], seq: int = 0) 
     if kind in ("rewind", "repair"):
         return _head_to(context, int(details["to"]), details)
     if kind == "tag":
-        seq, tags = int(details["seq"]), tuple(details["tags"])
-        return Outcome(details, notes=_mark(context, seq, None, tags))
+        return Outcome(details, notes=_retag(context, details, "removed", "tags"))
     if kind == "label":
         return Outcome(details, notes=_relabel(context, details, details["was"], details["label"]))
     if kind in ("delete", "prune"):
         if "session" in details:
             details = _counted(context) | details
             return _rename(context, records.deleted_name(context.number, context.raw_name), details)
+        outcome = (
+            _head_to(context, int(details["to"]), details) if "to" in details else Outcome(details)
+        )
         tombstones = _tombstones(context, details)
         needs = [Address(context.number, row.seq) for row in tombstones]
-        return Outcome(details, notes={"tombstones": tombstones, "needs": needs})
+        outcome.notes = {
+            "tombstones": tombstones,
+            "needs": [*outcome.notes.get("needs", ()), *needs],
+        }
+        return outcome
     if seq and kind == "fork":
         return _revive(context, details)
     if seq:
@@ -106,21 +112,17 @@ def revert(context: OpContext, kind: str, details: dict[str, Any], before: int) 
     if kind in ("rewind", "repair"):
         return _head_to(context, int(details["from"]), details)
     if kind == "tag":
-        seq, tags = int(details["seq"]), tuple(details["tags"])
-        raw = [(TAG, records.encode_name(t)) for t in tags]
-        id = context.id(seq)
-        notes = {
-            "removed_marks": [MarkKey(seq, *r) for r in raw],
-            "removed_terms": [IndexTerm(*r, id) for r in raw],
-            "needs": [Address(context.number, seq)],
-        }
-        return Outcome(details, notes=notes)
+        return Outcome(details, notes=_retag(context, details, "tags", "removed"))
     if kind == "label":
         return Outcome(details, notes=_relabel(context, details, details["label"], details["was"]))
     if kind in ("delete", "prune"):
         if "session" in details:
             return _revive(context, details)
-        return Outcome(details, notes=_undelete(context, details))
+        outcome = Outcome(details, notes=_undelete(context, details))
+        if "from" in details:  # the head, which the deletion had moved
+            outcome.head = int(details["from"])
+            outcome.parent = _parent_at(context, outcome.head)
+        return outcome
     if kind == "fork":
         if context.head.last > 1:
             raise InvalidRequest(
@@ -154,24 +156,35 @@ def _parent_at(context: OpContext, seq: int) -> Parent | HoldfastError | None:
         return e
 
 
-def _mark(context: OpContext, seq: int, label: str | None, tags: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "marks": seal_marks(context.number, seq, label, tags, context.next),
-        "terms": records.index_terms(context.id(seq), {}, label, tags),
-        "needs": [Address(context.number, seq)],
-    }
-
-
 def _relabel(
     context: OpContext, details: dict[str, Any], was: str | None, label: str | None
 ) -> dict[str, Any]:
-    seq = int(details["seq"])
-    notes = _mark(context, seq, label, ())
-    if was is not None:
-        raw = records.encode_name(was)
-        notes["removed_marks"] = [MarkKey(seq, LABEL, raw)]
-        notes["removed_terms"] = [IndexTerm(LABEL, raw, context.id(seq))]
-    return notes
+    gone = [] if was is None else [(LABEL, records.encode_name(was))]
+    return _remark(context, int(details["seq"]), gone, label, ())
+
+
+def _retag(context: OpContext, details: dict[str, Any], gone: str, new: str) -> dict[str, Any]:
+    """Remove the tags under one name of the details, and add those under another."""
+    raw = [(TAG, records.encode_name(tag)) for tag in details.get(gone, ())]
+    return _remark(context, int(details["seq"]), raw, None, tuple(details.get(new, ())))
+
+
+def _remark(
+    context: OpContext,
+    seq: int,
+    gone: list[tuple[int, bytes]],
+    label: str | None,
+    tags: tuple[str, ...],
+) -> dict[str, Any]:
+    """Remove labels and tags of a checkpoint, by kind and stored text, and add others."""
+    id = context.id(seq)
+    return {
+        "removed_marks": [MarkKey(seq, *mark) for mark in gone],
+        "removed_terms": [IndexTerm(*mark, id) for mark in gone],
+        "marks": seal_marks(context.number, seq, label, tags, context.next),
+        "terms": records.index_terms(id, {}, label, tags),
+        "needs": [Address(context.number, seq)],
+    }
 
 
 def _counted(context: OpContext) -> dict[str, int]:

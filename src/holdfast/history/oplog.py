@@ -170,11 +170,14 @@ class Operator:
 
         return self.run("rewind", plan)
 
-    def label(self, find: Callable[[Reader], Address], label: str) -> Operation:
+    def label(self, find: Callable[[Reader], Address], label: str | None) -> Operation:
+        """Set the label of a checkpoint; None removes it."""
+
         def plan(context: OpContext) -> Outcome:
             seq = find(context.reader).seq
-            marks = lineage.marks_of(context.reader, context.number, seq, seq)
-            was = marks[seq].label if seq in marks else None
+            was = _marks(context, seq).label
+            if label is None and was is None:
+                raise InvalidRequest(f"checkpoint {seq} has no label")
             return apply(context, "label", {"seq": seq, "label": label, "was": was})
 
         return self.run("label", plan)
@@ -182,11 +185,23 @@ class Operator:
     def tag(self, find: Callable[[Reader], Address], tags: tuple[str, ...]) -> Operation:
         def plan(context: OpContext) -> Outcome:
             seq = find(context.reader).seq
-            marks = lineage.marks_of(context.reader, context.number, seq, seq)
-            have = marks[seq].tags if seq in marks else ()
+            have = _marks(context, seq).tags
             details = {"seq": seq, "tags": [t for t in tags if t not in have]}
             return apply(context, "tag", details)
 
+        return self.run("tag", plan)
+
+    def untag(self, find: Callable[[Reader], Address], tags: tuple[str, ...]) -> Operation:
+        def plan(context: OpContext) -> Outcome:
+            seq = find(context.reader).seq
+            have = _marks(context, seq).tags
+            for tag in {*tags}.difference(have):
+                hint = f"its tags are {', '.join(map(repr, have))}" if have else "it has no tag"
+                raise InvalidRequest(f"checkpoint {seq} has no tag {tag!r}", hint=hint)
+            return apply(context, "tag", {"seq": seq, "tags": [], "removed": [*tags]})
+
+        if not tags:
+            raise InvalidRequest("which tags should be removed?", hint='untag(revision, "draft")')
         return self.run("tag", plan)
 
     def delete(
@@ -202,15 +217,34 @@ class Operator:
             forks = lineage.forks_below(context.reader, context.number, seq)
             if seq is None:
                 return apply(context, "delete", {"session": True})
+            details: dict[str, Any] = {"runs": [[seq, seq + 1]], "held": []}
+            needed = leases.needed(context.reader, context.number, context.head)
             if seq == context.head.seq:
+                self._end_run(context)
+                if context.lease is not None:
+                    needed.add(seq)
+                details |= {"from": seq, "to": self._below_head(context)}
+            if seq in needed:
                 raise InvalidRequest(
-                    "the head cannot be deleted", hint="rewind() first, or delete() the session"
+                    "an interrupted run will continue from that checkpoint",
+                    hint="rewind() ends the run",
                 )
-            if seq in leases.needed(context.reader, context.number, context.head):
-                raise InvalidRequest("an interrupted run will continue from that checkpoint")
-            return apply(context, "delete", {"runs": [[seq, seq + 1]], "held": []})
+            return apply(context, "delete", details)
 
         return self.run("delete", plan)._replace(forks=forks)
+
+    def _below_head(self, context: OpContext) -> int:
+        """Return the seq of the nearest ancestor of the head in this session that can be read."""
+        number, head = context.number, context.head
+        for place, record in lineage.ancestors(
+            context.reader, Address(number, head.seq), head.parent
+        ):
+            if place.session == number and place.seq != head.seq and not record.damaged:
+                return place.seq
+        raise InvalidRequest(
+            "the head has no ancestor left in this session to which it could move",
+            hint="rewind() to another branch first, or delete() the session",
+        )
 
     def _expect(self, context: OpContext, head: str | None) -> None:
         """Raise HeadMoved if the head is another checkpoint than the expected one."""
@@ -293,6 +327,12 @@ class NextStep(NamedTuple):
     def deleted(self) -> int:
         """How many checkpoints the entry deleted."""
         return deleted(self.details)
+
+
+def _marks(context: OpContext, seq: int) -> lineage.Marks:
+    """Return the label and the tags of a checkpoint."""
+    found = lineage.marks_of(context.reader, context.number, seq, seq)
+    return found.get(seq, lineage.Marks())
 
 
 def _wanted(target: UndoTarget, only: Ref | None) -> Outcome:
