@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnsupportedFormat,
     )
     from holdfast.format.memory_limit import memory_limit
-    from holdfast.history.checkpoint import Checkpoint, SessionInfo
+    from holdfast.history.checkpoint import Checkpoint, SessionInfo, unpack
     from holdfast.history.damage import Neighbours
     from holdfast.history.diff import Change, Changes, Comparison, Diff
     from holdfast.history.leases import Owner
@@ -80,7 +80,7 @@ else:
         "aio.run": "AsyncRun",
         "aio.store": "AsyncSession AsyncStore aopen",
         "format.memory_limit": "memory_limit",
-        "history.checkpoint": "Checkpoint SessionInfo",
+        "history.checkpoint": "Checkpoint SessionInfo unpack",
         "history.diff": "Change Changes Comparison Diff",
         "history.leases": "Owner",
         "history.damage": "Neighbours",
@@ -150,5 +150,5 @@ __all__ = [
     "StoreNotFound", "StreamWriter", "TooBig", "ToolCall", "Totals", "Unavailable",
     "UndoPruneResult", "UnsupportedFormat", "Usage", "Verdict", "VerifyResult", "Watcher", "aopen",
     "current_key", "dangling_calls", "diagnose", "duration", "file_kind", "memory_limit",
-    "new_file", "open",
+    "new_file", "open", "unpack",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from holdfast.format.typed_states import to_model
 from holdfast.history import checkpoint_fields as fielding
 from holdfast.history import leases, lineage
 from holdfast.history import load as loading
-from holdfast.history.checkpoint import Checkpoint, SessionInfo
+from holdfast.history.checkpoint import Checkpoint, SessionInfo, pack
 from holdfast.history.checkpoint_fields import Details
 from holdfast.history.leases import Owner
 from holdfast.history.lineage import Parent
@@ -583,6 +583,18 @@ class Session:
             if calls:
                 logger.warning("session %r: %d calls without a result", self.name, len(calls))
         return state if as_ is None else to_model(state, as_)
+
+    def pack(self, revision: Revision | None = None) -> bytes:
+        """Return the checkpoint at `revision` (default: the head) with its state, as bytes.
+
+        holdfast.unpack() reads them in any process, without the store. Every byte of the state is
+        verified on the way. Raises what load() raises, and NotSerializable for a state of more than
+        512 MiB.
+        """
+        with self._repository.reader() as reader:
+            place = self._place(reader, revision)
+            state = loading.load(reader, place, self._repository.data(reader))
+            return pack(self._checkpoint(reader, place), state)
 
     def part(
         self,

@@ -480,16 +480,23 @@ class Store:
 
         return collect(self._repository.backend, progress, erase=erase)
 
-    def prune(self, rule: Retention, *, dry_run: bool = False) -> list[Plan]:
+    def prune(
+        self, rule: Retention, *, agent: str | None = None, dry_run: bool = False
+    ) -> list[Plan]:
         """Apply Session.prune() to every session, and return the plans.
 
-        The rule may also limit the size of the whole store (`store_bytes`). Two kinds of sessions
-        are skipped with a warning in the log, and have no plan: a session too damaged to apply the
-        rule, and a session that would be deleted as a whole while a run has it.
+            deleted = sum(plan.deleted for plan in store.prune(Retention(keep_last=100)))
+
+        With `agent`, only the sessions of that agent are pruned. The rule may also limit the size
+        of all these sessions together (`store_bytes`). Two kinds of sessions are skipped with a
+        warning in the log, and have no plan: a session too damaged to apply the rule, and a session
+        that would be deleted as a whole while a run has it.
         """
         from holdfast.maintenance.retention import prune_store
 
         names = lineage.session_names(self._repository)
+        if agent is not None:  # a session whose agent cannot be read is left alone
+            names = (info.name for info in self.sessions(agent=agent) if info.agent == agent)
         return prune_store(self._repository, names, rule, dry_run=dry_run)
 
     def undo_prune(self) -> UndoPruneResult:
@@ -527,8 +534,10 @@ class Store:
         because the copy has it too. If the copy has any other damage, it is removed and Corrupt is
         raised.
 
-        With `keep`, older copies are kept as path.1, path.2 and so on, at most `keep` copies in
-        total: the oldest one is removed. No old copy is touched before the new one is verified.
+        If `path` is an existing folder that is no store, the copy is made in it, under the name of
+        the store. With `keep`, older copies are kept as path.1, path.2 and so on, at most `keep`
+        copies in total: the oldest one is removed. No old copy is touched before the new one is
+        verified.
         """
         from holdfast.maintenance.backup import backup
 

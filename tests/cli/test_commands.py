@@ -377,6 +377,37 @@ def test_prune_of_whole_sessions(trip):
     assert trip.good("prune --all --session-ttl 9999w --yes").err == "Nothing to prune.\n"
 
 
+def test_prune_of_one_agent(terminal):
+    with terminal.store() as store:
+        for name, agent in (("a", "planner"), ("b", "writer")):
+            for n in range(3):
+                store.session(name, agent=agent).save({"n": n})
+    [plan] = terminal.good("prune --keep-last 1 --agent planner --yes --json").lines
+    assert (plan["session"], plan["deleted"]) == ("a", 2)
+    assert terminal.type("prune --keep-last 1 --agent planner -s a --yes").code == 2
+    assert [row["checkpoints"] for row in terminal.good("sessions --json").lines] == [1, 3]
+
+
+def test_backups_are_rotated_in_a_folder(terminal):
+    terminal.good("save s", stdin="1")
+    (terminal.folder / "copies").mkdir()
+    for _ in range(3):
+        terminal.good("backup copies --keep 2")
+    assert {path.name for path in (terminal.folder / "copies").iterdir()} == {
+        "store.db", "store.db.1",
+    }  # fmt: skip
+
+
+def test_lists_tell_the_iteration(terminal):
+    with terminal.store() as store:
+        store.session("s").save({"n": 1}, meta={"iteration": 12, "turn": "text", "other": 3})
+    for line in ("sessions", "log", "search"):
+        told = terminal.good(line).out
+        assert "iteration 12" in told
+        assert "turn" not in told
+        assert "other" not in told
+
+
 def test_prune_of_sessions_and_of_checkpoints(trip, monkeypatch):
     """Each is counted: in the question, and in what is said afterwards."""
     monkeypatch.setattr(time, "time_ns", lambda: (EPOCH + 10_000) * 10**9)

@@ -13,7 +13,7 @@ from holdfast.format import rows as format_rows
 from holdfast.format import values
 from holdfast.model import ToolCall, Usage
 from tests.faults.bitrot import flip
-from tests.support.stores import Home
+from tests.support.stores import TEXT, Home
 
 
 def test_a_checkpoint_cannot_be_changed_through_its_fields(home: Home) -> None:
@@ -95,6 +95,30 @@ def test_a_checkpoint_from_other_types_of_bytes(memory: Home, kind: Any) -> None
     checkpoint = memory.session().save({"n": 1})
     again = holdfast.Checkpoint.from_bytes(kind(checkpoint.to_bytes()))
     assert fields_of(again) == fields_of(checkpoint)
+
+
+def test_a_checkpoint_and_its_state_as_bytes(home: Home) -> None:
+    session = home.session("odd \ud800 name")
+    big = {"n": 2**70, "log": [TEXT] * 99, "b": b"\0", "set": {1, (2, 3)}}
+    saved = [session.save(state, label="l", tags=["t"]) for state in (big, None, {"n": 1})]
+    for checkpoint in saved:
+        packed = session.pack(checkpoint)
+        found, state = holdfast.unpack(packed)
+        assert state == session.load(checkpoint)
+        assert fields_of(found) == fields_of(session.get(checkpoint.id))
+        assert fields_of(holdfast.Checkpoint.from_bytes(packed)) == fields_of(found)
+    assert holdfast.unpack(bytearray(session.pack()))[1] == {"n": 1}
+    for wrong in (b"", packed[:-1], flip(packed, 99, 1), saved[0].to_bytes()):
+        with pytest.raises(Corrupt):
+            holdfast.unpack(wrong)
+
+
+def test_a_packed_state_is_refused_if_it_needs_too_much_memory(memory: Home) -> None:
+    session = memory.session()
+    session.save({"log": [{}] * 50_000})
+    packed = session.pack()
+    with holdfast.memory_limit(1 << 20), pytest.raises(holdfast.TooBig):
+        holdfast.unpack(packed)
 
 
 def test_a_damaged_checkpoint_as_bytes(home: Home) -> None:

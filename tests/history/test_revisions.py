@@ -43,6 +43,18 @@ def test_a_repeated_label_means_the_newest(home):
     assert session.load("plan") == {"i": 1}
 
 
+def test_a_label_of_another_branch_is_told_by_its_id(home: Home) -> None:
+    session = home.filled(2)
+    left = session.save({"i": "left"}, label="draft", tags=["t"])
+    session.rewind("@~1")
+    fork = session.fork("fork")
+    for handle, revision in ((session, "draft"), (session, "tag:t"), (fork, "label:draft")):
+        with pytest.raises(CheckpointNotFound) as caught:
+            handle.load(revision)
+        assert left.id in str(caught.value.hint)
+    assert session.load(left.id) == {"i": "left"}
+
+
 def save_ids_with_one_prefix(home: Home, patch: pytest.MonkeyPatch) -> tuple[str, holdfast.Session]:
     """A prefix that far more ids share than are asked for at a time, and who made the last one."""
     made = (ids.from_text(f"06a2yjva0wchkawcxr3f2d{n:02d}") for n in range(100))

@@ -205,6 +205,26 @@ def test_backups_rotate(rotated: Home, tmp_path: Path) -> None:
         rotated.store.backup(target)
 
 
+def test_a_backup_in_a_folder_has_the_name_of_the_store(rotated: Home, tmp_path: Path) -> None:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    name = rotated.path.name
+    for n in range(1, 4):
+        assert rotated.store.backup(folder, keep=2).ok
+        rotated.session().save({"n": n})
+    assert copies_of(rotated, folder / name) == {name: 3, f"{name}.1": 2}
+    with pytest.raises(InvalidRequest):
+        rotated.store.backup(folder)
+    with pytest.raises(InvalidRequest):
+        rotated.store.backup(rotated.path.parent, keep=2)
+    if rotated.kind == "files":
+        inside = rotated.path / "sessions"
+        before = listing(inside)
+        with pytest.raises(HoldfastError):
+            rotated.store.backup(inside)
+        assert listing(inside) == before
+
+
 def test_backups_that_rotate_replace_nothing_else(
     rotated: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

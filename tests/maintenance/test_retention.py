@@ -198,6 +198,26 @@ def test_store_bytes(home: Home, time_: Clock) -> None:
     assert [tree_seqs(s) for s in sessions] == [[1, 2, 3, 4]] * 3
 
 
+def test_prune_of_one_agent(home: Home) -> None:
+    for name, agent in (("a", "planner"), ("b", "writer"), ("c", "planner"), ("d", None)):
+        session = home.store.session(name, agent=agent)
+        for n in range(4):
+            session.save({"n": n})
+    keep = Retention(keep_last=1)
+    plans = home.store.prune(keep, agent="planner", dry_run=True)
+    assert [(plan.session, plan.deleted) for plan in plans] == [("a", 3), ("c", 3)]
+    assert home.store.prune(keep, agent="nobody") == []
+    done = home.store.prune(keep, agent="planner")
+    assert sum(plan.deleted for plan in done) == 6
+    assert [info.checkpoints for info in home.store.sessions()] == [1, 4, 1, 4]
+
+
+def test_prune_of_one_agent_leaves_damaged_sessions(home: Home) -> None:
+    home.filled(4)
+    home.spoil_session()
+    assert home.reopened().prune(Retention(keep_last=1), agent="planner") == []
+
+
 def test_session_ttl(home: Home, time_: Clock) -> None:
     old = home.filled(3, "old")
     time_.wait(2 * DAY)

@@ -463,6 +463,7 @@ class AsyncSession(_Handle[Session]):
     exists = _awaited(Session.exists)
     info = _awaited(Session.info)
     forks = _awaited(Session.forks)
+    pack = _awaited(Session.pack)
     part = _awaited(Session.part)
     items = _awaited(Session.items)
     get = _awaited(Session.get)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ from holdfast.errors import Corrupt, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast import Plan, RepairResult, Retention, Session, Store, VerifyResult
+    from holdfast import Plan, RepairResult, Retention, Store, VerifyResult
 
 _SESSIONS = 10
 """How many sessions a summary lists one by one."""
@@ -112,6 +113,7 @@ def _print_repair(app: App, store: Store, result: RepairResult) -> None:
 @click.option(
     "--store-bytes", type=click.IntRange(1), metavar="N", help="Limit the size of the store."
 )
+@click.option("--agent", metavar="NAME", help="Prune only the sessions of this agent.")
 @click.option("--session-ttl", metavar="AGE", help="Delete sessions that are idle for this long.")
 @click.option(
     "--tagged/--no-tagged", "keep_tagged", default=True, help="Keep checkpoints with a tag."
@@ -125,6 +127,7 @@ def _print_repair(app: App, store: Store, result: RepairResult) -> None:
 def prune_(
     app: App,
     session: str | None,
+    agent: str | None,
     *,
     everything: bool,
     dry_run: bool,
@@ -137,9 +140,13 @@ def prune_(
     them; `holdfast undo --prune` does so in all sessions.
     """
     rule = _rule(rules)
+    if session is not None and agent is not None:
+        raise InvalidRequest("give a session or --agent, not both")
     with app.store(write=not dry_run) as store:
+        everything = everything or agent is not None
         one = select.session_or_all(store, session, everything=everything)
-        plans = _plans(one or store, rule, dry_run=True)
+        prune = partial(store.prune, agent=agent) if one is None else one.prune
+        plans = _plans(prune, rule, dry_run=True)
         if app.json and dry_run:
             for plan in plans:
                 app.print_json(json.plan(plan))
@@ -155,7 +162,7 @@ def prune_(
             app.notice("This was a dry run. Nothing was deleted." if plans else "Nothing to prune.")
             return
         app.confirm(f"Delete {_deleted(plans)}?")
-        done = _plans(one or store, rule, dry_run=False)
+        done = _plans(prune, rule, dry_run=False)
         if app.json:
             for plan in done:
                 app.print_json(json.plan(plan))
@@ -170,7 +177,7 @@ def prune_(
 
 def _deleted(plans: Sequence[Plan]) -> str:
     """Return how many checkpoints and whole sessions the plans delete."""
-    checkpoints = sum(len(plan.removed) for plan in plans)
+    checkpoints = sum(plan.deleted for plan in plans)
     sessions = sum(plan.whole is not None for plan in plans)
     counted = ((checkpoints, "checkpoint"), (sessions, "session"))
     return " and ".join(output.plural(n, noun) for n, noun in counted if n) or "nothing"
@@ -189,11 +196,13 @@ def _rule(rules: dict[str, Any]) -> Retention:
     return Retention(**rules)
 
 
-def _plans(of: Store | Session, rule: Retention, *, dry_run: bool) -> list[Plan]:
-    """Prune a session or the whole store. Return the plans that delete something."""
-    found = of.prune(rule, dry_run=dry_run)
+def _plans(
+    prune: Callable[..., Plan | list[Plan]], rule: Retention, *, dry_run: bool
+) -> list[Plan]:
+    """Prune a session or several. Return the plans that delete something."""
+    found = prune(rule, dry_run=dry_run)
     plans = found if isinstance(found, list) else [found]
-    return [plan for plan in plans if plan.removed or plan.whole]
+    return [plan for plan in plans if plan.deleted or plan.whole]
 
 
 def _print_plan(
@@ -216,7 +225,7 @@ def _headline(plan: Plan) -> str:
     name = output.one_line(plan.session)
     if plan.whole is not None:
         return f"{name}: delete the session: {plan.whole}"
-    return f"{name}: delete {len(plan.removed):,} of {len(plan.verdicts):,} checkpoints"
+    return f"{name}: delete {plan.deleted:,} of {len(plan.verdicts):,} checkpoints"
 
 
 def _print_summary(show: Callable[[str], None], store: Store, plans: Sequence[Plan]) -> None:
@@ -283,14 +292,20 @@ def gc_(app: App, *, everything: bool, erase: bool) -> None:
 
 @command("backup")
 @click.argument("path", type=NewPath())
-def backup_(app: App, path: str) -> None:
+@click.option(
+    "--keep", type=click.IntRange(1), metavar="N",
+    help="Replace PATH, and keep older copies as PATH.1 and so on, N in total.",
+)  # fmt: skip
+def backup_(app: App, path: str, keep: int | None) -> None:
     """Copy the store to PATH, as it is at one moment, and verify the copy.
+
+    If PATH is a folder that is no store, the copy is made in it.
 
     Other processes can write at the same time. Exit code 5 if the store is damaged; the copy has
     the same damage then.
     """
     with app.store() as store:
-        report = store.backup(path)
+        report = store.backup(path, keep=keep)
     if app.json:
         app.print_json({"path": path, "report": json.report(report)})
     else:

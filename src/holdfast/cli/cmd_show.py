@@ -126,6 +126,8 @@ def _session_row(info: SessionInfo, length: int) -> list[str]:
     status = output.status(head) or "in progress"
     if head.pending:
         status += click.style("  ⏸", fg="yellow")
+    if place := output.place(head):
+        status += click.style(f"  {place}", dim=True)
     return [*names, head.id[:length], f"{head.step:,}", count, status, output.age(head.created_at)]
 
 

@@ -31,6 +31,8 @@ _STATUS = {
     "halted": ("⏸", "yellow"),
     "in_progress": ("…", None),
 }
+_PLACES = ("iteration", "turn", "round")
+"""Keys in the metadata of checkpoints by which agents and importers count."""
 # Control characters, line ends, characters that change the direction of text, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -99,6 +101,12 @@ def status(of: Checkpoint) -> str:
     return click.style(f"{mark} {of.status}{reason}", fg=colour)
 
 
+def place(of: Checkpoint) -> str:
+    """Return where in its loop the agent was, such as "iteration 12", if the metadata say so."""
+    meta = of.meta
+    return "  ".join(f"{name} {meta[name]:,}" for name in _PLACES if type(meta.get(name)) is int)
+
+
 def spent(tokens: int, cost: float) -> str:
     """Return tokens and cost, such as "1,200 tok  $0.0021"."""
     parts = []
@@ -136,6 +144,7 @@ def checkpoint_line(
         more = ", …" if len(of.pending) > 3 else ""
         parts.append(click.style(f"… no result yet: {names}{more}", fg="yellow"))
     parts.append(spent(of.usage.tokens, of.usage.cost))
+    parts.append(place(of))
     parts += [click.style(f"↳ {one_line(name)}", fg="magenta") for name in forks]
     parts = [part for part in parts if part]
     if of.summary:

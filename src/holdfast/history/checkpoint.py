@@ -66,27 +66,33 @@ class Checkpoint:
         return Checkpoint(self._session, self._record, self._label, self._tags, gap, summary)
 
     def to_bytes(self) -> bytes:
-        """Return all fields as bytes, for another process or machine. The state is not included."""
+        """Return all fields as bytes, for another process or machine.
+
+        The state is not included; Session.pack() includes it.
+        """
+        return rows.seal(rows.LOOSE, 0, values.encode(self._parts()))
+
+    def _parts(self) -> list[Any]:
         r = self._record
         parts = [getattr(r, name) for name in _STORED]
         gap = self._gap and tuple(self._gap)
-        parts += [r.state_hash(), self._session, self._label, self._tags, gap]
-        return rows.seal(rows.LOOSE, 0, values.encode([_FORMAT, *parts]))
+        return [_FORMAT, *parts, r.state_hash(), self._session, self._label, self._tags, gap]
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Checkpoint:
-        """Return the checkpoint that to_bytes() encoded.
+        """Return the checkpoint that to_bytes() or Session.pack() encoded.
 
         Raises Corrupt if the bytes are damaged or incomplete, and UnsupportedFormat if another
         version wrote them. Does not check whether a store has this checkpoint.
         """
-        raw = bytes(data) if isinstance(data, bytearray | memoryview) else data
-        fields = values.decode(rows.unseal(rows.LOOSE, 0, raw, "a checkpoint")[1])
-        if type(fields) is not list or fields[:1] != [_FORMAT]:
-            raise UnsupportedFormat("these bytes are not of a checkpoint as this version knows it")
-        if len(fields) != len(_TYPES) + 1 or not all(map(isinstance, fields[1:], _TYPES)):
+        return cls._of(_unsealed(data)[: len(_TYPES)])
+
+    @classmethod
+    def _of(cls, parts: list[Any]) -> Checkpoint:
+        """Return the checkpoint of the parts that _parts() lists after the format."""
+        if len(parts) != len(_TYPES) or not all(map(isinstance, parts, _TYPES)):
             raise Corrupt("a checkpoint does not say what it should")
-        *facts, state_hash, session, label, tags, gap = fields[1:]
+        *facts, state_hash, session, label, tags, gap = parts
         named = dict(zip(_STORED, facts, strict=True))
         record = Record(state_hash=partial(bytes, state_hash), **named)
         try:
@@ -275,6 +281,38 @@ class Checkpoint:
 def record_of(checkpoint: Checkpoint) -> Record:
     """Return the record of a checkpoint, for other modules of this package."""
     return checkpoint._record  # noqa: SLF001
+
+
+def _unsealed(data: bytes | bytearray | memoryview) -> list[Any]:
+    """Return the parts of a checkpoint; with those of pack(), also its encoded state."""
+    raw = bytes(data) if isinstance(data, bytearray | memoryview) else data
+    fields = values.decode_stored(rows.unseal(rows.LOOSE, 0, raw, "a checkpoint")[1])
+    if type(fields) is not list or fields[:1] != [_FORMAT]:
+        raise UnsupportedFormat("these bytes are not of a checkpoint as this version knows it")
+    if len(fields) > len(_TYPES) + 2 or not isinstance(fields[-1], bytes | tuple | None):
+        raise Corrupt("a checkpoint does not say what it should")
+    return fields[1:]
+
+
+def pack(checkpoint: Checkpoint, state: Any) -> bytes:
+    """Return a checkpoint with its state as bytes; see Session.pack."""
+    parts = checkpoint._parts()  # noqa: SLF001
+    return rows.seal(rows.LOOSE, 0, values.encode([*parts, values.encode_exact(state)]))
+
+
+def unpack(data: bytes | bytearray | memoryview) -> tuple[Checkpoint, Any]:
+    """Return the checkpoint and the state that Session.pack() encoded.
+
+        checkpoint, state = holdfast.unpack(session.pack("label:draft"))
+
+    Raises Corrupt if the bytes are damaged or have no state, UnsupportedFormat if another version
+    wrote them, and TooBig if the state needs more memory than memory_limit() allows. Does not check
+    whether a store has this checkpoint.
+    """
+    *parts, state = _unsealed(data)
+    if not isinstance(state, bytes):
+        raise Corrupt("these bytes have no state", hint="Session.pack() makes bytes with a state")
+    return Checkpoint._of(parts), values.decode_stored(state)  # noqa: SLF001
 
 
 class SessionInfo(NamedTuple):

@@ -63,7 +63,7 @@ class Resolver:
         return self._by_prefix(revision)
 
     def _refuse_elsewhere(self, kind: int, value: str) -> None:
-        """Raise CheckpointNotFound, with the id, if another branch has this mark."""
+        """Raise CheckpointNotFound, with the id as a hint, if another branch has this mark."""
         for place in self._marks(kind, value):
             row = self._reader.checkpoint(*place)
             if row is None or is_checkpoint_deleted(self._reader, place):

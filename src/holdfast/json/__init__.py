@@ -227,7 +227,7 @@ def plan(of: Plan) -> Shape:
     verdicts = [
         _fields(v.checkpoint, "id", "seq") | _fields(v, "keep", "reason") for v in of.verdicts
     ]
-    return _fields(of, "session", "whole") | {"verdicts": verdicts}
+    return _fields(of, "session", "whole", "deleted") | {"verdicts": verdicts}
 
 
 def problem(of: Problem) -> Shape:

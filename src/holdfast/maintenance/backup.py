@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import Corrupt, InvalidRequest, Unavailable, require_count
 from holdfast.maintenance.verify import VerifyResult, verify
 from holdfast.storage import fs
+from holdfast.storage.files.backend import MARKER
 from holdfast.storage.url import open_backend
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ def backup(backend: Backend, target: Path, keep: int | None) -> VerifyResult:
     """Copy the store to `target`, verify the copy, and return the report; see Store.backup."""
     if keep is not None:
         require_count("keep", keep)
-    if keep is None or backend.name not in ("sqlite", "files"):
+    if backend.name not in ("sqlite", "files"):
+        return _verified_copy(backend, target)
+    own: Path = backend.path  # type: ignore[attr-defined]
+    if target.is_dir() and not (target / MARKER).exists() and own not in target.resolve().parents:
+        target /= own.name
+    if keep is None:
         return _verified_copy(backend, target)
     copies = [target, *[target.with_name(f"{target.name}.{n}") for n in range(1, keep)]]
     for each in copies:

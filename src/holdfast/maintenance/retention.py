@@ -160,14 +160,18 @@ class Plan(NamedTuple):
         return tuple(v for v in self.verdicts if not v.keep)
 
     @property
+    def deleted(self) -> int:
+        """How many checkpoints are deleted."""
+        return len(self.removed)
+
+    @property
     def kept(self) -> tuple[Verdict, ...]:
         return tuple(v for v in self.verdicts if v.keep)
 
     def __str__(self) -> str:
         if self.whole is not None:
-            count = len(self.removed)
-            return f"session {self.session!r}: all of it goes ({count}): {self.whole}"
-        head = f"session {self.session!r}: {len(self.removed)} of {len(self.verdicts)} go"
+            return f"session {self.session!r}: all of it goes ({self.deleted}): {self.whole}"
+        head = f"session {self.session!r}: {self.deleted} of {len(self.verdicts)} go"
         lines = [head]
         for v in self.verdicts:
             what = "keep" if v.keep else "drop"
