@@ -248,6 +248,9 @@ class Operation(NamedTuple):
                 return "undo() works again, but not for what was done before"
             case "repair":
                 return f"the head moved from checkpoint {d['from']}, which is damaged, to {d['to']}"
+            case "rewind" if "adopted" in d:
+                moved = f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
+                return f"the fork {d['adopted']!r} adopted: {moved}"
             case "rewind":
                 return f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
             case "tag" if "removed" in d:

@@ -247,6 +247,23 @@ class Session:
             self._operator.rewind(partial(self._own_place, revision=revision))
             return self.get()
 
+    def adopt(self, fork: Session | str) -> Checkpoint:
+        """Make the line of a fork the line of this session. Return the new head.
+
+        The checkpoints of the fork, from the fork point to its head, are added to this session with
+        all their fields, so that state, steps, usage and cost are the fork's. They get new ids;
+        `adopted` is the id of the original. No data is copied, and the fork stays. Nothing of this
+        session is lost either: later checkpoints stay in the tree, and one undo() moves the head
+        back.
+
+        Raises InvalidRequest if it is no fork of this session, KeyTaken if both have a checkpoint
+        with the same key, and SessionBusy if a process runs this session.
+        """
+        name = fork.name if isinstance(fork, Session) else fielding.check_text("fork", fork)
+        with self._lock:
+            self._operator.adopt(name)
+            return self.get()
+
     def tag(self, revision: Revision | None, *tags: str) -> Checkpoint:
         """Add tags to a checkpoint (None: the head), and return it. It keeps the tags it has."""
         checked = fielding.check_tags(tags)

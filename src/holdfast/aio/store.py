@@ -376,6 +376,7 @@ class AsyncSession(_Handle[Session]):
     append = _in_turn(Session.append)
     patch = _in_turn(Session.patch)
     rewind = _in_turn(Session.rewind)
+    adopt = _in_turn(Session.adopt)
     tag = _in_turn(Session.tag)
     label = _in_turn(Session.label)
     untag = _in_turn(Session.untag)

@@ -115,6 +115,25 @@ def fork_(app: App, revision: str, name: str, session: str | None) -> None:
         app.print_undo(new)
 
 
+@command("adopt")
+@click.argument("fork", shell_complete=complete_sessions)
+@session_option("The session that adopts; by default, the one that FORK was forked from.")
+def adopt_(app: App, fork: str, session: str | None) -> None:
+    """Make the line of FORK the line of its origin: state, history, usage and cost.
+
+    No data is copied, and the fork stays.
+    """
+    with app.store(write=True) as store:
+        handle = select.the_session(store, fork)
+        if session is None:
+            origins = (c.parent_session for c in handle.history() if c.parent_session != c.session)
+            session = next((name for name in origins if name is not None), None)
+        if session is None:
+            raise InvalidRequest(f"session {fork!r} was not forked from another one")
+        origin = select.the_session(store, session)
+        _print_changed(app, store, origin, origin.adopt(handle), head=True)
+
+
 @command("rewind")
 @click.argument("revision", shell_complete=complete_revisions)
 @session_option()

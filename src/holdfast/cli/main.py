@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Change": (
         ("edit", "save", "Save a state from a JSON file or from standard input."),
         ("edit", "fork", "Start a new session from a checkpoint."),
+        ("edit", "adopt", "Make the line of a fork the line of its origin."),
         ("edit", "rewind", "Move a session's head to another checkpoint."),
         ("edit", "undo", "Undo the last change of a session."),
         ("edit", "redo", "Redo the last change that was undone."),

@@ -32,7 +32,7 @@ _OF_SESSIONS = {"agent": AGENT, "child_of": CHILD_OF}
 FIELDS = {
     "trigger": "t", "status": "s", "reason": "r", "agent": "a", "usage": "u", "pending": "p",
     "hint": "h", "meta": "m", "key": "k", "origin": "o", "run": "n",
-    "child_of": "c", "spent": "x",
+    "child_of": "c", "spent": "x", "adopted": "d",
 }  # fmt: skip
 _NAMES = {short: name for name, short in FIELDS.items()}
 _PLAIN_MAX = 384

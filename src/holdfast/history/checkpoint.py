@@ -238,6 +238,11 @@ class Checkpoint:
         return self._record.extra.get("key")
 
     @property
+    def adopted(self) -> str | None:
+        """The id of the checkpoint of a fork that `Session.adopt` has made it of."""
+        return self._record.extra.get("adopted")
+
+    @property
     def child_of(self) -> str | None:
         """The name of the parent session, which this session works for."""
         return self._record.extra.get("child_of")

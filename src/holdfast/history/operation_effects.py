@@ -69,6 +69,8 @@ class Outcome:
     notes: dict[str, Any] = field(default_factory=dict)
     kind: str | None = None
     """The kind to log, if only the plan can know it."""
+    last: int | None = None
+    """The seq of the newest checkpoint, if the operation adds checkpoints."""
 
 
 def apply(context: OpContext, kind: str, details: dict[str, Any], seq: int = 0) -> Outcome:

@@ -23,6 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.format import records
 from holdfast.history import leases, lineage
+from holdfast.history.adopt import Adoption
 from holdfast.history.lineage import Parent
 from holdfast.history.operation_effects import GONE, OpContext, Outcome, apply, revert
 from holdfast.model import DAMAGED, Operation, deleted
@@ -124,7 +125,8 @@ class Operator:
 
     def _commit(self, done: Operation, context: OpContext, outcome: Outcome) -> bool:
         """Commit the operation. Return False if the session changed since it was planned."""
-        head = context.head._replace(operations=context.next)
+        last = context.head.last if outcome.last is None else outcome.last
+        head = context.head._replace(operations=context.next, last=last)
         parent, notes = outcome.parent, outcome.notes
         if outcome.head is not None:
             notes = notes | {"lease": context.lease}
@@ -167,6 +169,17 @@ class Operator:
             place = find(context.reader)
             details = {"from": context.head.seq, "to": place.seq}
             return apply(context, "rewind", details)
+
+        return self.run("rewind", plan)
+
+    def adopt(self, fork: str) -> Operation:
+        """Add the line of a fork to the session, and move the head to its end."""
+
+        def plan(context: OpContext) -> Outcome:
+            stream = self._writer.repository.new_stream()
+            before = _plain(OperationLog(context).newest())
+            adoption = Adoption(context, self._writer.hash_prefix, stream)
+            return adoption.outcome(fork, {"before": before})
 
         return self.run("rewind", plan)
 
@@ -491,6 +504,9 @@ class OperationLog:
         where, n = ref
         if where == OPERATION:
             this = self._operation(n)
+            if this is not None and "before" in this[2]:  # the checkpoints that it added are not
+                before = this[2]["before"]  # entries of their own
+                return None if before is None else (str(before[0]), int(before[1]))
             return self._latest(n - 1, (this[1] or 0) if this else 0)
         # Find the newest operation before checkpoint n, by bisection.
         low, high = 0, self._head.operations

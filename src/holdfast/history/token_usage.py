@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast import ids
 from holdfast.errors import UNREADABLE
 from holdfast.format import records
 from holdfast.format.records import CHILD_OF
@@ -161,10 +162,22 @@ class Ledger:
             yield functools.reduce(_larger, attempts.values())
 
 
-def charges(reader: Reader, number: int) -> Iterator[Charge]:
-    """Yield the usage of a session, each part of it once. Rows that cannot be read are left out."""
+def charges(reader: Reader, number: int, *, adopted: bool = True) -> Iterator[Charge]:
+    """Yield the usage of a session, each part of it once. Rows that cannot be read are left out.
+
+    Unless `adopted`, leave out the checkpoints that it has adopted from a fork that still has them.
+    """
     rows = (row.record for row in lineage.sound_rows(reader, number))
+    if not adopted:
+        rows = (record for record in rows if not _is_elsewhere(reader, record))
     return Ledger(rows, _journaled(reader, number)).charges()
+
+
+def _is_elsewhere(reader: Reader, record: Record) -> bool:
+    """Return whether a checkpoint was adopted from one that a session still has."""
+    id = ids.from_text(record.extra.get("adopted", ""))
+    found = reader.find_ids(id, id, 1) if id else []
+    return any(not lineage.is_deleted(reader, row.session) for row in found)
 
 
 def _spent(reader: Reader, number: int) -> tuple[Usage, dict[str, Usage]]:

@@ -32,7 +32,11 @@ def usage_sums(
     for info in _sessions(repository, session, query):
         with repository.reader() as reader:
             found = reader.session(records.encode_name(info.name))
-            spent = [] if found is None else [*charges(reader, found.number)]
+            spent = (
+                []
+                if found is None
+                else [*charges(reader, found.number, adopted=session is not None)]
+            )
         for _, usage, at_us in spent:
             at = time_of(at_us)
             if (query.since and at < query.since) or (query.until and at >= query.until):

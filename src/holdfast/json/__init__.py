@@ -137,6 +137,7 @@ def checkpoint(of: Checkpoint) -> Shape:
         "tags": list(of.tags),
         "pending": [_fields(call, "id", "name", "arguments") for call in of.pending],
         "run": None if run is None else {"id": run.id, "turn": run.turn},
+        **({} if of.adopted is None else {"adopted": of.adopted}),
         **({} if of.summary is None else {"summary": of.summary}),
     }
 
