@@ -253,10 +253,11 @@ class Operation(NamedTuple):
                 return f"the fork {d['adopted']!r} adopted: {moved}"
             case "rewind":
                 return f"the head moved from checkpoint {d['from'] or 'none'} to {d['to']}"
-            case "tag" if "removed" in d:
-                return f"checkpoint {d['seq']} no longer tagged {_list(d['removed'])}"
+            case "rename":
+                return f"the session renamed from {d['from']!r} to {d['to']!r}"
             case "tag":
-                return f"checkpoint {d['seq']} tagged {_list(d['tags'])}"
+                verb = "no longer tagged" if "removed" in d else "tagged"
+                return f"checkpoint {d['seq']} {verb} {_list(d.get('removed', d['tags']))}"
             case "label" if d["label"] is None:
                 return f"checkpoint {d['seq']} no longer labelled {d['was']!r}"
             case "label":
@@ -292,6 +293,8 @@ class Operation(NamedTuple):
                 return "none: what it did is unknown"
             case "rewind" | "repair":
                 return f"undo() moves the head back to {d['from'] or 'none'}"
+            case "rename":
+                return f"undo() names the session {d['from']!r} again"
             case "tag" if "removed" in d:
                 return "undo() puts the tags back"
             case "tag":

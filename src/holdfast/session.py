@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from holdfast import ids
 from holdfast.errors import CheckpointNotFound, InvalidRequest, NotSerializable, SessionExists
-from holdfast.format import state_paths, values
+from holdfast.format import records, state_paths, values
 from holdfast.format.delta import lay_out
 from holdfast.format.typed_states import to_model
 from holdfast.history import checkpoint_fields as fielding
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     Entry = Checkpoint | Operation | tuple[str, int]
 
 M = TypeVar("M")
+T = TypeVar("T")
 SAME: Any = object()
 """Default of `Session.fork(state=…)`: the fork starts with the state of its origin."""
 _FIRST_PAGE = 4
@@ -96,7 +97,7 @@ class Session:
             fielding.check_text("agent", agent)
         if parent is not None:
             fielding.check_text("parent", parent)
-        self.name, self.agent, self.parent = name, agent, parent
+        self.agent, self.parent = agent, parent
         self.closed_calls: tuple[ToolCall, ...] = ()
         """The tool calls that the last load(close_calls=True) has closed."""
         self._repository = repository
@@ -108,6 +109,13 @@ class Session:
             self.refresh()
         else:
             self._writer.read_head(reader)
+
+    @property
+    def name(self) -> str:
+        """The name of the session. If another handle renames it, this handle takes the new name
+        when it next reads or writes.
+        """
+        return self._writer.name
 
     def __repr__(self) -> str:
         return f"<Session {self.name!r}>"
@@ -264,6 +272,21 @@ class Session:
             self._operator.adopt(name)
             return self.get()
 
+    def rename(self, name: str) -> Operation:
+        """Give the session another name. Return the operation, which undo() takes back.
+
+        Nothing else changes: checkpoints keep their ids and hashes, and forks and child sessions
+        still belong to it. Other handles on the session follow it to the new name. The old name is
+        free for another session. The usage of child sessions that were saved under the old name
+        counts for this session until another one has that name.
+
+        Raises SessionExists if the name is taken, and SessionBusy if a process runs the session.
+        """
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"a session's name must be a non-empty string, not {name!r}")
+        with self._lock:
+            return self._operator.rename(name)
+
     def tag(self, revision: Revision | None, *tags: str) -> Checkpoint:
         """Add tags to a checkpoint (None: the head), and return it. It keeps the tags it has."""
         checked = fielding.check_tags(tags)
@@ -353,11 +376,13 @@ class Session:
     def next_undo(self) -> NextStep:
         """Return what undo() would do now. Raises the errors that it would raise."""
         with self._repository.reader() as reader:
+            self._writer.find(reader)
             return next_step(reader, self.name)
 
     def next_redo(self) -> NextStep:
         """Return what redo() would do now. Raises the errors that it would raise."""
         with self._repository.reader() as reader:
+            self._writer.find(reader)
             return next_step(reader, self.name, redo=True)
 
     # -- runs ----------------------------------------------------------------------------------
@@ -488,7 +513,7 @@ class Session:
         """Return the notes of the session, for facts that are stored before the next checkpoint."""
         from holdfast.history.notes import Notes
 
-        return Notes(self._repository.backend, self.name)
+        return Notes(self._repository.backend, self._follow())
 
     def usage(self) -> Totals:
         """Return tokens and cost of the session, its children, and its history before a fork.
@@ -542,7 +567,14 @@ class Session:
         tip = self._writer.parent
         return None if tip is None else ids.to_text(tip.id)
 
+    def _follow(self) -> str:
+        """Return the name of the session, after another handle may have renamed it."""
+        with self._repository.reader() as reader:
+            self._writer.find(reader)
+        return self.name
+
     def _number(self, reader: Reader) -> int:
+        self._writer.find(reader)
         return lineage.find_session(reader, self.name)
 
     # -- reading -------------------------------------------------------------------------------
@@ -653,7 +685,7 @@ class Session:
 
     def series(self) -> Series:
         """Return a Series, which loads many states of this session and reads shared items once."""
-        return Series(self._repository.backend, self.name)
+        return Series(self._repository.backend, self._follow())
 
     def transcript(
         self, revision: Revision | None = None, *, path: state_paths.Path | None = None
@@ -692,7 +724,7 @@ class Session:
         None if there is none.
         """
         with self._repository.reader() as reader:
-            if reader.session(self._writer.raw_name) is None or not self._own_head(reader)[2].seq:
+            if self._writer.find(reader) is None or not self._own_head(reader)[2].seq:
                 return None
             return self._checkpoint(reader, self._place(reader, None))
 
@@ -705,7 +737,7 @@ class Session:
     def __len__(self) -> int:
         """Return the number of checkpoints, on all branches."""
         with self._repository.reader() as reader:
-            found = reader.session(self._writer.raw_name)
+            found = self._writer.find(reader)
             return lineage.count(reader, found.number) if found else 0
 
     def __bool__(self) -> bool:
@@ -713,9 +745,9 @@ class Session:
         return True
 
     def exists(self) -> bool:
-        """Return whether the store has a session of this name. A deleted session does not count."""
+        """Return whether the store has this session. A deleted session does not count."""
         with self._repository.reader() as reader:
-            return reader.session(self._writer.raw_name) is not None
+            return self._writer.find(reader) is not None
 
     def info(self) -> SessionInfo:
         """Return the session with its head and counts. Parts that cannot be read are left out.
@@ -730,6 +762,7 @@ class Session:
 
     def forks(self) -> dict[int, list[str]]:
         """Return the names of the sessions that were forked from each checkpoint, by its seq."""
+        self._follow()
         return lineage.forks(self._repository.backend, self._writer.raw_name)
 
     def get(self, revision: Revision | None = None) -> Checkpoint:
@@ -752,7 +785,7 @@ class Session:
 
     def _line(self, revision: Revision | None) -> Iterator[Checkpoint]:
         with self._repository.reader() as reader:
-            if reader.session(self._writer.raw_name) is None:
+            if self._writer.find(reader) is None:
                 return
             head = self._own_head(reader)[2]
             if revision is None and not head.seq:
@@ -775,9 +808,13 @@ class Session:
         `before` leaves out the checkpoints from that seq on. With `summary`, each has a `summary`:
         one line on what it changed.
         """
-        name, raw, backend = self.name, self._writer.raw_name, self._repository.backend
         high = None if before is None else before - 1
-        found = lineage.tree(backend, raw, name, newest_first=newest_first, high=high)
+        found = self._following(
+            lambda name: lineage.tree(
+                self._repository.backend, records.encode_name(name), name,
+                newest_first=newest_first, high=high,
+            )
+        )  # fmt: skip
         return self._with_summaries(found) if summary else found
 
     def _with_summaries(self, found: Iterator[Checkpoint]) -> Iterator[Checkpoint]:
@@ -800,8 +837,9 @@ class Session:
         """
         from holdfast.history.filters import Query, checkpoints
 
-        backend = self._repository.backend
-        found = checkpoints(backend, Query.of(filters), before, limit, self.name)
+        query, backend = Query.of(filters), self._repository.backend
+        query.check()
+        found = self._following(lambda name: checkpoints(backend, query, before, limit, name))
         return self._with_summaries(found) if summary else found
 
     def search(
@@ -822,10 +860,18 @@ class Session:
         from holdfast.history.filters import Query
         from holdfast.history.search import search
 
-        return search(
-            self._repository, text, Query.of(filters), case_sensitive=case_sensitive,
-            before=before, limit=limit, session=self.name, summary=summary,
+        query = Query.of(filters)
+        query.check()
+        return self._following(
+            lambda name: search(
+                self._repository, text, query, case_sensitive=case_sensitive,
+                before=before, limit=limit, session=name, summary=summary,
+            )
         )  # fmt: skip
+
+    def _following(self, found: Callable[[str], Iterator[T]]) -> Iterator[T]:
+        """Yield what is found under the name that the session has when the first is asked for."""
+        yield from found(self._follow())
 
     def operations(self) -> list[Operation]:
         """Return the operations other than saves, oldest first: rewinds, labels, tags, deletions.
@@ -844,7 +890,7 @@ class Session:
         Ends when nothing was committed for `patience` seconds, and when the store is closed.
         `interval` is the pause between two checks, in seconds.
         """
-        return Watcher(self._repository.backend, self.name).follow(interval, patience)
+        return Watcher(self._repository.backend, self._follow()).follow(interval, patience)
 
     def diff(self, a: Revision, b: Revision | None = None) -> Diff:
         """Return the changes from `a` to `b` (default: the head).
@@ -893,7 +939,8 @@ class Session:
         from holdfast.maintenance.verify import verify, verify_one
 
         if revision is None:
-            return verify(self._repository.backend, read_data=read_data, sessions=[self.name])
+            names = [self._follow()]
+            return verify(self._repository.backend, read_data=read_data, sessions=names)
         with self._repository.reader() as reader:
             place = self._place(reader, revision)
         return verify_one(self._repository.backend, place, read_data=read_data)

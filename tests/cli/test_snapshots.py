@@ -172,6 +172,8 @@ def change(scribe: Scribe) -> None:
     scribe.type("untag @ keep -s chat", "untag @ keep -s chat", "untag @ keep -s chat --json")
     scribe.type("untag @ more --json -s chat", "unlabel @ -s chat", "unlabel @ -s chat")
     scribe.type("unlabel @ -s chat --json", "undo -s chat", "unlabel @ --json -s chat")
+    scribe.type("rename side aside", "undo -s aside", "rename side chat", "rename side chat --json")
+    scribe.type("rename side aside --json", "rename aside side")
     scribe.type("adopt side", "adopt side --json", "adopt chat", "adopt chat --json")
     scribe.type("undo -s chat", "log chat --limit 3")
     scribe.type("save chat", stdin='{"n": 2}')

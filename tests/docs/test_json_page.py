@@ -150,6 +150,7 @@ TYPED: list[tuple[str, int]] = [
     ("search --tag plan", 1), ("search a -n 1", 1), ("index", 1), ("usage", 1),
     ("usage --by model -s trip", 1), ("stats", 1),
     ("save trip-3 state.json", 1), ("fork asked trip-4 -s trip", 1), ("adopt trip-4", 1),
+    ("rename trip-3 trip-5", 1),
     ("undo -s trip", 1), ("rewind asked -s trip", 1),
     ("undo -s trip", 1), ("redo -s trip", 1), ("operations -s trip", 3), ("tag @ new -s trip", 1),
     ("label @ new -s trip", 1), ("untag @ new -s trip", 1),

@@ -222,6 +222,7 @@ class Session:
     created_us: int
     agent: str | None
     origin: int | None
+    former: list[str]
 
 
 @dataclass
@@ -290,14 +291,16 @@ class Store:
         must(found, "a session is missing")
         name, column, body = found
         plain = xxhash.xxh3_64_intdigest(name)
-        created, agent, origin = decode(unseal(SESSION, num ^ plain, body)[1])
+        created, agent, origin, *more = decode(unseal(SESSION, num ^ plain, body)[1])
         must(column == origin, "the index of forks")
         must(self._one("SELECT num FROM names WHERE hash = ?", plain >> 1) == (num,), "the names")
         deleted = name[:9] == b"\xff" + struct.pack(">Q", num)
         if deleted:
             self.seen.add("deleted session")
         text = (name[9:] if deleted else name).decode("utf-8", "surrogatepass")
-        return Session(num, text, deleted, created, agent, origin)
+        former = more[0] if more else []
+        must(len(more) < 2 and all(type(each) is str for each in former), "a session")
+        return Session(num, text, deleted, created, agent, origin, former)
 
     def head(self, number: int) -> list[Any]:
         """last, seq, operations, parent, lease"""
@@ -529,7 +532,7 @@ class Store:
         if not parent_hash:
             return None
         must(len(parent_hash) == 32, "a hash")
-        name = c.session.encode("utf-8", "surrogatepass")
+        name = [*self.session(c.number).former, c.session][0].encode("utf-8", "surrogatepass")
         return sha256(
             b"\xc1record"
             + struct.pack(">I", len(name)) + name

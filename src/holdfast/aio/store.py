@@ -377,6 +377,7 @@ class AsyncSession(_Handle[Session]):
     patch = _in_turn(Session.patch)
     rewind = _in_turn(Session.rewind)
     adopt = _in_turn(Session.adopt)
+    rename = _in_turn(Session.rename)
     tag = _in_turn(Session.tag)
     label = _in_turn(Session.label)
     untag = _in_turn(Session.untag)

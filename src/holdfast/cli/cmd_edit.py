@@ -228,6 +228,21 @@ def operations_(app: App, session: str | None) -> None:
             app.print(click.style(f"{'':14}how to undo: {back}", dim=True))
 
 
+@command("rename")
+@click.argument("session", shell_complete=complete_sessions)
+@click.argument("name")
+def rename_(app: App, session: str, name: str) -> None:
+    """Give SESSION another NAME. Its checkpoints, forks and children stay as they are."""
+    with app.store(write=True) as store:
+        handle = select.the_session(store, session)
+        operation = handle.rename(name)
+        if app.json:
+            app.print_json(json.operation(operation))
+            return
+        app.print(f"{output.one_line(session)} is now called {output.one_line(name)}")
+        app.print_undo(handle)
+
+
 @command("tag")
 @click.argument("revision", shell_complete=complete_revisions)
 @click.argument("tags", nargs=-1, required=True)

@@ -310,14 +310,22 @@ def unseal_head(session: int, body: bytes) -> Head:
 
 
 def _unseal(
-    kind: int, address: int, body: bytes, what: str, types: tuple[tuple[type, ...], ...]
+    kind: int,
+    address: int,
+    body: bytes,
+    what: str,
+    types: tuple[tuple[type, ...], ...],
+    optional: int = 0,
 ) -> list[Any]:
-    """Return the fields of a row, each of one of its types. Raises Corrupt if it has others."""
+    """Return the fields of a row, each of one of its types. Raises Corrupt if it has others.
+
+    The last fields may be missing, at most `optional`.
+    """
     _, payload = rows.unseal(kind, address, body, what)
     fields = values.decode_stored(payload)
-    if type(fields) is not list or len(fields) != len(types):
+    if type(fields) is not list or not len(types) - optional <= len(fields) <= len(types):
         raise Corrupt(f"{what} does not decode")
-    for field, allowed in zip(fields, types, strict=True):
+    for field, allowed in zip(fields, types, strict=False):
         if type(field) not in allowed:
             raise Corrupt(f"{what} does not decode")
     return fields
@@ -330,6 +338,8 @@ class Info(NamedTuple):
     agent: str | None
     origin: int | None
     """The position of the checkpoint that it was forked from; None if it is no fork."""
+    former: tuple[str, ...] = ()
+    """The names that it had before it was renamed, the first one first."""
 
 
 def session_address(num: int, name: bytes) -> int:
@@ -340,13 +350,23 @@ def session_address(num: int, name: bytes) -> int:
 
 
 def seal_session(num: int, name: bytes, info: Info) -> bytes:
-    payload = values.encode([*info])
+    *fields, former = info
+    payload = values.encode([*fields, [*former]] if former else fields)
     return rows.seal(rows.SESSION, session_address(num, name), payload, level=rows.PLAIN)
 
 
 def unseal_session(num: int, name: bytes, body: bytes) -> Info:
-    types = (_INT, _MAYBE_STR, _MAYBE_INT)
-    return Info(*_unseal(rows.SESSION, session_address(num, name), body, "a session", types))
+    types = (_INT, _MAYBE_STR, _MAYBE_INT, (list,))
+    fields = _unseal(rows.SESSION, session_address(num, name), body, "a session", types, optional=1)
+    former = tuple(fields[3]) if len(fields) > 3 else ()
+    if not all(type(each) is str for each in former):
+        raise Corrupt("a session does not decode")
+    return Info(fields[0], fields[1], fields[2], former)
+
+
+def hashed_name(name: bytes, info: Info) -> bytes:
+    """Return the name of a session that the hashes of its records cover: its first name."""
+    return encode_name(info.former[0]) if info.former else name
 
 
 # A deleted session is renamed: the new name is a byte that no encoded name contains, its number and

@@ -212,8 +212,10 @@ class Appender(Protocol):
     @property
     def repository(self) -> Repository: ...
 
+    @property
+    def hash_prefix(self) -> bytes: ...
+
     name: str
-    hash_prefix: bytes
     lease: bytes | None
     parent: Parent | None
     head: Head

@@ -90,6 +90,25 @@ def session_name(reader: Reader, session: int) -> str:
     return records.decode_name(found.plain_name)
 
 
+def hash_prefix(row: SessionRow) -> bytes:
+    """Return what the hashes of a session's records begin with. It stays the same for good."""
+    name = row.plain_name
+    with suppress(*UNREADABLE):
+        name = records.hashed_name(name, records.unseal_session(*row))
+    return records.hash_prefix(name)
+
+
+def names(reader: Reader, session: int) -> list[bytes]:
+    """Return the name of a session, and its former names that no other session has now."""
+    row = reader.session_by_number(session)
+    if row is None:
+        return []
+    former: list[bytes] = []
+    with suppress(*UNREADABLE):
+        former = [*map(records.encode_name, records.unseal_session(*row).former)]
+    return [row.plain_name, *[name for name in former if reader.session(name) is None]]
+
+
 def forks_below(reader: Reader, session: int, seq: int | None = None) -> tuple[str, ...]:
     """Return the names of the sessions that were forked from a session, or from a checkpoint of it.
 
@@ -202,6 +221,18 @@ def marks_of(reader: Reader, session: int, low: int, high: int) -> dict[int, Mar
     return out
 
 
+def _now_named(reader: Reader, session: int, record: Record) -> Record:
+    """Return a record; that of a fork with the name that its origin has now."""
+    if record.is_fork and not record.damaged:
+        with suppress(*UNREADABLE):
+            place = forked_at(reader, session)
+            row = None if place is None else reader.session_by_number(place.session)
+            if row is not None and not row.is_deleted:
+                extra = record.extra | {"origin": records.decode_name(row.name)}
+                return record._replace(extra=extra)
+    return record
+
+
 def _with_marks(name: str, record: Record, marks: Marks, gap: Gap | None = None) -> Checkpoint:
     if marks.damaged and not record.damaged:
         record = record._replace(damaged=marks.damaged)
@@ -212,9 +243,9 @@ def to_checkpoint(reader: Reader, place: Address, record: Record) -> Checkpoint:
     """Return a record as a public Checkpoint, with its session's name, its label and its tags."""
     name = session_name(reader, place.session)
     marks = marks_of(reader, place.session, place.seq, place.seq)
-    return _with_marks(
-        name, record, marks.get(place.seq, Marks()), gap_above(reader, place, record)
-    )
+    gap = gap_above(reader, place, record)
+    record = _now_named(reader, place.session, record)
+    return _with_marks(name, record, marks.get(place.seq, Marks()), gap)
 
 
 def checkpoint_at(reader: Reader, place: Address) -> Checkpoint:
@@ -468,6 +499,7 @@ def page(
         gap = None
         if record.parent != (above.id if above else None) and not record.damaged:
             gap = _gap(record, above)
+        record = _now_named(reader, place.session, record)
         record = record._replace(damaged=record.damaged or wrong)
         checkpoints.append(_with_marks(name, record, marks.get(place.seq, Marks()), gap))
     return checkpoints, after, last.parent_seq if last is not None and last.damaged else None
@@ -514,6 +546,7 @@ def listing(
                     gap = _known_gap(graft, record, listed, session)
                 gap = gap or gap_above(reader, Address(session, seq), record)
             listed[seq] = record
+            record = _now_named(reader, session, record)
         except UNREADABLE as e:
             record = damaged(seq, row.id if row else None, e.message)
         out.append(_with_marks(name, record, marks.get(seq, Marks()), gap))

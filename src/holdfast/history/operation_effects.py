@@ -16,7 +16,7 @@ from holdfast.errors import (
 )
 from holdfast.format import records
 from holdfast.format.records import LABEL, TAG, IndexTerm, Tombstone
-from holdfast.history import lineage
+from holdfast.history import leases, lineage
 from holdfast.history.lineage import Parent
 from holdfast.history.writer import seal_marks
 from holdfast.storage.rows import Address, LeaseRow, MarkKey, NameRow, TombstoneRow
@@ -85,6 +85,8 @@ def apply(context: OpContext, kind: str, details: dict[str, Any], seq: int = 0) 
         return Outcome(details, notes=_retag(context, details, "removed", "tags"))
     if kind == "label":
         return Outcome(details, notes=_relabel(context, details, details["was"], details["label"]))
+    if kind == "rename":
+        return _called(context, str(details["to"]), details)
     if kind in ("delete", "prune"):
         if "session" in details:
             details = _counted(context) | details
@@ -117,6 +119,8 @@ def revert(context: OpContext, kind: str, details: dict[str, Any], before: int) 
         return Outcome(details, notes=_retag(context, details, "tags", "removed"))
     if kind == "label":
         return Outcome(details, notes=_relabel(context, details, details["label"], details["was"]))
+    if kind == "rename":
+        return _called(context, str(details["from"]), details)
     if kind in ("delete", "prune"):
         if "session" in details:
             return _revive(context, details)
@@ -242,13 +246,33 @@ def _revive(context: OpContext, details: dict[str, Any]) -> Outcome:
     return _rename(context, former, details)
 
 
+def _called(context: OpContext, name: str, details: dict[str, Any]) -> Outcome:
+    """Give the session another name. The head stays where it is, and a run can be resumed."""
+    now = records.decode_name(context.raw_name)
+    leases.check_free(context.reader, context.number, now, context.head)
+    return Outcome(details, notes={"rename": _renamed(context, records.encode_name(name))})
+
+
 def _rename(context: OpContext, name: bytes, details: dict[str, Any]) -> Outcome:
+    """Give the session another stored name, by which it is deleted or not."""
+    row, head = _renamed(context, name), context.head.seq
+    return Outcome(details, head, _parent_at(context, head), notes={"rename": row})
+
+
+def _renamed(context: OpContext, name: bytes) -> NameRow:
+    """Return the session's row under another stored name.
+
+    Raises SessionExists if the name is taken. The row keeps the former names, unless the session is
+    only deleted or restored: that changes nothing but the first bytes of the stored name.
+    """
     found = context.reader.session_by_number(context.number)
     if found is None:
         raise InvalidRequest(f"the session cannot come back: {GONE}")
     if context.reader.session(name) is not None:
-        raise SessionExists(f"another session is now called {records.decode_name(name)!r}")
+        raise SessionExists(f"another session is called {records.decode_name(name)!r}")
     info = records.unseal_session(*found)
-    row = records.seal_session(context.number, name, info)
-    head = context.head.seq
-    return Outcome(details, head, _parent_at(context, head), notes={"rename": NameRow(name, row)})
+    plain = records.former_name(context.number, name) or name
+    if plain != found.plain_name:
+        former = (*info.former, records.decode_name(found.plain_name))
+        info = info._replace(former=tuple(dict.fromkeys(former)))
+    return NameRow(name, records.seal_session(context.number, name, info))

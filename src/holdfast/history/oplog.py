@@ -138,8 +138,10 @@ class Operator:
             row = self._writer.operation(context.number, context.row, head, done, **notes)
         except StaleHead:
             return False
-        if outcome.head is not None:  # set without a read, which could fail
-            name, _ = outcome.notes.get("rename", (self._writer.raw_name, b""))
+        name, _ = outcome.notes.get("rename", (self._writer.raw_name, b""))
+        if outcome.head is None:
+            self._writer.rename(name)
+        else:  # set without a read, which could fail
             here = name == self._writer.raw_name
             self._writer.expect_head(context.number if here else None, head, row, parent)
         return True
@@ -153,8 +155,8 @@ class Operator:
         return True
 
     def _context(self, reader: Reader, *, deleted: bool = False) -> OpContext:
+        found = self._writer.find(reader)
         raw = self._writer.raw_name
-        found = reader.session(raw)
         if found is None and deleted:
             raw, number = _deleted_session(reader, raw)
             found = SessionRow(number, raw, b"")
@@ -182,6 +184,12 @@ class Operator:
             return adoption.outcome(fork, {"before": before})
 
         return self.run("rewind", plan)
+
+    def rename(self, name: str) -> Operation:
+        def plan(context: OpContext) -> Outcome:
+            return apply(context, "rename", {"from": self._writer.name, "to": name})
+
+        return self.run("rename", plan)
 
     def label(self, find: Callable[[Reader], Address], label: str | None) -> Operation:
         """Set the label of a checkpoint; None removes it."""

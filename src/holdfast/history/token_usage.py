@@ -57,7 +57,7 @@ def totals(reader: Reader, number: int, name: str) -> Totals:
         else:
             inherited += checkpoint.usage
     spent, runs = _spent(reader, number)
-    return Totals(path, inherited, spent, _children(reader, name, {number}), runs)
+    return Totals(path, inherited, spent, _children(reader, number, {number}), runs)
 
 
 class Spent(NamedTuple):
@@ -205,17 +205,22 @@ def _journaled(reader: Reader, number: int) -> dict[int, Charge]:
     return out
 
 
-def _children(reader: Reader, name: str, seen: set[int]) -> Usage:
+def _children(reader: Reader, parent: int, seen: set[int]) -> Usage:
     out = Usage()
-    high = _TOP
-    while page := reader.find_terms(CHILD_OF, records.encode_name(name), b"", high, PAGE):
-        for id in page:
-            child = int.from_bytes(id, "big")
-            found = reader.session_by_number(child)
-            if child in seen or found is None or found.is_deleted:
-                continue
-            seen.add(child)
-            out += _spent(reader, child)[0]
-            out += _children(reader, records.decode_name(found.name), seen)
-        high = page[-1]
+    for child in _sessions_for(reader, parent):
+        found = reader.session_by_number(child)
+        if child in seen or found is None or found.is_deleted:
+            continue
+        seen.add(child)
+        out += _spent(reader, child)[0]
+        out += _children(reader, child, seen)
     return out
+
+
+def _sessions_for(reader: Reader, parent: int) -> Iterator[int]:
+    """Yield the sessions that were saved as children of a session, under any of its names."""
+    for name in lineage.names(reader, parent):
+        high = _TOP
+        while page := reader.find_terms(CHILD_OF, name, b"", high, PAGE):
+            yield from [int.from_bytes(id, "big") for id in page]
+            high = page[-1]

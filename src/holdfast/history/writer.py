@@ -38,6 +38,7 @@ from holdfast.storage.rows import (
     MarkRow,
     NameRow,
     OperationRow,
+    SessionRow,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Writer:
     def __init__(self, repository: Repository, name: str) -> None:
         self.repository, self.name = repository, name
         self.raw_name = records.encode_name(name)
-        self.hash_prefix = records.hash_prefix(self.raw_name)
+        self._hash_prefix: tuple[int | None, bytes] = (None, b"")
+        """The number of a session, and what the hashes of its records begin with."""
         self.number: int | None = None
         self.head, self.head_row = _EMPTY, b""
         self.parent: Parent | None = None
@@ -93,9 +95,38 @@ class Writer:
         self.damage: HoldfastError | None = None
         """The error, if the head cannot be read. Then other checkpoints load, but saves fail."""
 
+    @property
+    def hash_prefix(self) -> bytes:
+        """What the hashes of the session's records begin with."""
+        if self.number is None:
+            return records.hash_prefix(self.raw_name)
+        if self._hash_prefix[0] != self.number:
+            with self.repository.reader() as reader:
+                row = reader.session_by_number(self.number)
+            row = row or SessionRow(self.number, self.raw_name, b"")
+            self._hash_prefix = self.number, lineage.hash_prefix(row)
+        return self._hash_prefix[1]
+
+    def find(self, reader: Reader) -> SessionRow | None:
+        """Return the session's row; None if there is none. If it was renamed, take the new name."""
+        found = reader.session(self.raw_name)
+        if found is None and self.number is not None:
+            found = reader.session_by_number(self.number)
+            if found is not None and found.is_deleted:
+                found = None
+            if found is not None:
+                self.rename(found.name)
+        return found
+
+    def rename(self, name: bytes) -> None:
+        """Take a new name, which the session has already."""
+        self.name, self.raw_name = records.decode_name(name), name
+
     def read_head(self, reader: Reader) -> None:
         """Read the session's head, and expect it from now on."""
-        found = reader.session(self.raw_name)
+        found = self.find(reader)
+        if found is not None:
+            self._hash_prefix = found.number, lineage.hash_prefix(found)
         number, head, row = None if found is None else found.number, self.head, self.head_row
         parent: Parent | HoldfastError | None = None
         try:
@@ -340,6 +371,8 @@ class Writer:
             Address(number, seq), id, record.hash, record.step, record.created_us, draft.line,
             draft.root, own_parent,
         )  # fmt: skip
+        if self.number is None:
+            self._hash_prefix = number, self.hash_prefix
         self.number, self.head, self.head_row = number, head, head_row
         self.lease = lease
         if record.extra:
@@ -424,6 +457,7 @@ class Writer:
         """
         expected = self.parent
         with self.repository.reader() as reader:
+            self.find(reader)
             fresh = Writer(self.repository, self.name)
             fresh.read_head(reader)
         if self.lease is not None and fresh.head.lease != self.lease:

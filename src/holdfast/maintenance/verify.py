@@ -279,7 +279,7 @@ class _Audit:
         self._reader, self._row, self._number = reader, row, row.number
         self._plain = row.plain_name
         self.name = self._plain.decode("utf-8", "backslashreplace") or f"session {row.number}"
-        self._prefix = records.hash_prefix(self._plain)
+        self._prefix = lineage.hash_prefix(row)
         self._freed = IntervalSet()
         self._below: dict[int, set[Address]] = {}
         self._source = StoredData(backend, reader)

@@ -236,7 +236,8 @@ class _Copy:
         found, head = source.checkpoints, source.head
         # If the target lacks the session, read from an empty store instead: each lookup on a
         # server takes time.
-        other = self._target.backend if (former or name) in self.names else MemoryBackend()
+        names = {former or name, *map(records.encode_name, source.info.former)}
+        other = MemoryBackend() if self.names.isdisjoint(names) else self._target.backend
         with open_reader(other) as there:
             known = _counterpart(there, name, former, found)
             here = known or self._places.get(number) or self._target.new_session()
@@ -455,8 +456,13 @@ def _without_lease(session: int, row: bytes | None) -> Head | None:
 
 
 def _names(reader: Reader) -> set[bytes]:
-    """Return the names of all sessions of a store, including the former names of deleted ones."""
-    return {row.former_name or row.name for row in lineage.all_sessions(reader)}
+    """Return the names of all sessions of a store, also of deleted ones, and former names."""
+    found = set()
+    for row in lineage.all_sessions(reader):
+        found.add(row.plain_name)
+        with suppress(*UNREADABLE):
+            found |= {*map(records.encode_name, records.unseal_session(*row).former)}
+    return found
 
 
 def _counterpart(
@@ -469,6 +475,9 @@ def _counterpart(
     for row in lineage.deleted_sessions(there):
         if row.former_name == (former or name) and _is_same(there, row.number, found):
             return row.number
+    for each in found.values():  # it may have been renamed in either store
+        for place in there.find_ids(each.record.id, each.record.id, 1):
+            return place.session
     return None
 
 

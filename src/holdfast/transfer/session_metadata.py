@@ -81,7 +81,7 @@ class SessionMetadata:
         notes.terms = [f for f in dict.fromkeys(terms) if not lineage.has_term(there, f)]
         notes.keys = [row for row in keys if there.find_key(here, row.key) != row.seq]
         self._tombstones(notes)
-        notes.rename = self._revived()
+        notes.rename = self._renamed()
         operations = dict(there.operations(here, 1, MAX_SEQ))
         notes.copied = self._copied = Copied(
             freed,
@@ -236,16 +236,18 @@ class SessionMetadata:
         notes.tombstones = [row for row in tombstones if before.get(row.seq) != row.body]
         notes.undeleted = sorted(before.keys() - {row.seq for row in tombstones})
 
-    def _revived(self) -> NameRow | None:
-        """Return the session's name and row if it is deleted in the target only; else None.
+    def _renamed(self) -> NameRow | None:
+        """Return the session's name and row if it has another name in the target; else None.
 
-        That is so if an earlier copy brought the deletion, and it was undone in the source.
+        That is so if it was renamed in the source since an earlier copy, or if an earlier copy
+        brought a deletion that was undone in the source.
         """
         ours = self._reader.session_by_number(self._number)
         theirs = self._there.session_by_number(self._here)
-        if ours is None or ours.is_deleted or theirs is None or not theirs.is_deleted:
+        if ours is None or ours.is_deleted or theirs is None or theirs.name == ours.name:
             return None
-        info = records.unseal_session(*theirs)
+        former = records.unseal_session(*ours).former
+        info = records.unseal_session(*theirs)._replace(former=former)
         return NameRow(ours.name, records.seal_session(self._here, ours.name, info))
 
     def _entries(self) -> list[JournalRow]:
