@@ -220,7 +220,7 @@ def deleted(details: dict[str, Any]) -> int:
 
 
 class Operation(NamedTuple):
-    """An entry of the operation log: a rewind, tag, label, deletion, repair, undo or redo."""
+    """An entry of the operation log: a rewind, rename, tag, label, deletion, repair, undo or redo."""
 
     session: str
     number: int

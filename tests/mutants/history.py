@@ -53,6 +53,23 @@ def steps_begin_again(real: Any) -> Any:
     return lambda *args: real(*args)._replace(step=0)
 
 
+@mutant(".history.adopt:Adoption._add")
+def adopted_checkpoints_keep_their_stream(real: Any) -> Any:
+    """A session does not append to the stream of a fork that it has adopted."""
+
+    def add(self: Any, place: Any, *more: Any) -> Any:
+        self._stream = lineage.read_row(self._reader, place).line
+        return real(self, place, *more)
+
+    return add
+
+
+@mutant(".history.lineage:hash_prefix")
+def hashes_cover_the_new_name(_: Any) -> Any:
+    """The hashes of a renamed session cover its first name."""
+    return lambda row: records.hash_prefix(row.plain_name)
+
+
 @mutant(".history.writer:Writer._commit_state")
 def a_branch_takes_a_used_number(real: Any) -> Any:
     """A branch takes a number that no checkpoint has."""

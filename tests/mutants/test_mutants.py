@@ -42,6 +42,10 @@ CASES: list[tuple[Any, ...]] = [
     (history.searches_trust_the_index, "history/names",
      "cleaning_up_the_session_of_one_agent_leaves_that_of_another"),
 
+    (history.adopted_checkpoints_keep_their_stream, "history/adopt",
+     "both_go_on_after_an_adoption"),
+    (history.hashes_cover_the_new_name, "history/rename",
+     "a_session_with_a_new_name_is_the_same"),
     (history.equal_states_are_not_saved, "history/writer",
      "saving_an_equal_state_makes_another_checkpoint"),
     (storage.keys_can_be_taken, "history/writer", "a_key_is_used_once_in_a_session"),

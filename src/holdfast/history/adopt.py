@@ -1,4 +1,4 @@
-"""Adopt a fork: the checkpoints of its line are added to the session that it was forked from.
+"""Adopt a fork: add the checkpoints of its line to the session that it was forked from.
 
 The new checkpoints have the fields of the fork's, and their own ids. They share all data with the
 fork, which stays as it is. Whatever belongs to the journal of the fork is left out: the marks of

@@ -97,7 +97,7 @@ class Writer:
 
     @property
     def hash_prefix(self) -> bytes:
-        """What the hashes of the session's records begin with."""
+        """The first bytes that are hashed for each record of the session."""
         if self.number is None:
             return records.hash_prefix(self.raw_name)
         if self._hash_prefix[0] != self.number:
