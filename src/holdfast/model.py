@@ -220,7 +220,7 @@ def deleted(details: dict[str, Any]) -> int:
 
 
 class Operation(NamedTuple):
-    """An entry of the operation log: a rewind, rename, tag, label, deletion, repair, undo or redo."""
+    """An entry of the operation log: a rewind, new name, tag, label, deletion, repair or undo."""
 
     session: str
     number: int

@@ -835,10 +835,10 @@ class Session:
         The filters are those of Store.checkpoints(), without `agent`. With `summary`, each has a
         `summary`: one line on what it changed.
         """
-        from holdfast.history.filters import Query, checkpoints
+        from holdfast.history.filters import Query, check, checkpoints
 
         query, backend = Query.of(filters), self._repository.backend
-        query.check()
+        check(query, limit)
         found = self._following(lambda name: checkpoints(backend, query, before, limit, name))
         return self._with_summaries(found) if summary else found
 
@@ -857,11 +857,11 @@ class Session:
         The options are those of Store.search(). In a fork, the text of its origin came with the
         first checkpoint.
         """
-        from holdfast.history.filters import Query
+        from holdfast.history.filters import Query, check
         from holdfast.history.search import search
 
         query = Query.of(filters)
-        query.check()
+        check(query, limit)
         return self._following(
             lambda name: search(
                 self._repository, text, query, case_sensitive=case_sensitive,

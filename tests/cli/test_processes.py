@@ -277,6 +277,7 @@ def test_completion_in_bash(trip):
     assert completed("holdfast re", trip.folder) == [
         "rewind",
         "redo",
+        "rename",
         "resume",
         "resolve",
         "repair",
