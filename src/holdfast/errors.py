@@ -14,6 +14,7 @@ class HoldfastError(Exception):
 
     exit_code = 1
     default_hint: str | None = None
+    """The hint of errors of this class that have none of their own."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

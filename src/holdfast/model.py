@@ -169,9 +169,13 @@ class ToolCall:
     """A tool call that the model requested and that has no result yet."""
 
     id: str
+    """The id that the model has given to the call."""
     name: str
+    """The name of the tool."""
     arguments: Any = None
+    """The arguments, usually a dict."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """More facts about the call."""
 
 
 class RunMark(NamedTuple):
@@ -223,10 +227,15 @@ class Operation(NamedTuple):
     """An entry of the operation log: a rewind, new name, tag, label, deletion, repair or undo."""
 
     session: str
+    """The name of the session."""
     number: int
+    """Its number among the operations of the session."""
     kind: str
+    """The kind, such as "rewind", "tag", "delete" or "undo"."""
     created_us: int
+    """Microseconds since 1970, in UTC."""
     details: dict[str, Any]
+    """The details, which depend on the kind."""
     forks: tuple[str, ...] = ()
     """Sessions that were forked from the deleted checkpoints; set only by `delete()`.
 
@@ -235,6 +244,7 @@ class Operation(NamedTuple):
 
     @property
     def created_at(self) -> dt.datetime:
+        """When it was done, by the clock of the machine that did it."""
         return time_of(self.created_us)
 
     @property

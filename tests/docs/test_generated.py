@@ -1,9 +1,13 @@
 """What of the documentation is made is up to date, complete, and builds without a warning."""
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import click
@@ -28,6 +32,32 @@ def fresh() -> dict[str, str]:
 @pytest.mark.parametrize("path", sorted({"README.md", "docs/cli.md", *dict(SHOWN)}))
 def test_pages_are_up_to_date(path, fresh):
     assert (ROOT / path).read_text("utf-8") == fresh[path], f"{path} {AGAIN}"
+
+
+def undocumented(cls: type) -> list[str]:
+    """The public methods and fields of a class that have no docstring."""
+    found = [
+        name
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, property))
+        if not (value.fget if isinstance(value, property) else value).__doc__
+    ]
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in pairwise([*tree.body, ast.Pass()]):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if not told and not node.target.id.startswith("_"):
+            found.append(node.target.id)
+    return found if ast.get_docstring(tree) else ["its class", *found]
+
+
+def test_everything_public_has_a_docstring():
+    public = [getattr(holdfast, name) for name in holdfast.__all__]
+    classes = [each for each in public if inspect.isclass(each)]
+    assert {cls.__name__: undocumented(cls) for cls in classes if undocumented(cls)} == {}
+    assert [each.__name__ for each in public if callable(each) and not each.__doc__] == []
 
 
 # -- the picture ---------------------------------------------------------------------------------

@@ -134,14 +134,17 @@ class Checkpoint:
 
     @property
     def label(self) -> str | None:
+        """The label, or None. It can be set later, with Session.label()."""
         return self._label
 
     @property
     def tags(self) -> tuple[str, ...]:
+        """The tags, sorted. More can be added later, with Session.tag()."""
         return self._tags
 
     @property
     def id(self) -> str:
+        """The id: 24 characters that begin with the time. No two checkpoints have the same."""
         return ids.to_text(self._record.id)
 
     @property
@@ -201,6 +204,7 @@ class Checkpoint:
 
     @property
     def status(self) -> Status:
+        """The status: "in_progress", "completed", "failed" or "halted"."""
         status: Status = self._record.extra.get("status", "in_progress")
         return status
 
@@ -211,6 +215,7 @@ class Checkpoint:
 
     @property
     def agent(self) -> str | None:
+        """The name of the agent that saved it, or None."""
         return self._record.extra.get("agent")
 
     @property
@@ -230,6 +235,7 @@ class Checkpoint:
 
     @property
     def meta(self) -> dict[str, Any]:
+        """A copy of the metadata that was given to save()."""
         return deepcopy(dict(self._record.extra.get("meta", ())))
 
     @property
@@ -324,8 +330,11 @@ class SessionInfo(NamedTuple):
     """A session in a list of sessions."""
 
     name: str
+    """The name of the session."""
     agent: str | None
+    """The agent that the session was made for, or None."""
     head: Checkpoint | None
+    """The head; None if the session has no checkpoint, or if the head cannot be read."""
     checkpoints: int
     """How many checkpoints it has, on all branches."""
     damaged: str | None = None

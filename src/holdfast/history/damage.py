@@ -30,12 +30,15 @@ class Neighbours(NamedTuple):
     session: str
     """The name of the session that contains the checkpoint."""
     seq: int
+    """The seq of the checkpoint."""
     id: str | None
     """The id of the checkpoint, only zeros if it is unknown; None if it was deleted."""
     step: int
     """The step of the checkpoint; 0 if it is unknown."""
     label: str | None
+    """Its label, which is stored beside its record."""
     tags: tuple[str, ...]
+    """Its tags, which are stored beside its record."""
     child: str | None
     """The id of a child in the same session."""
     ancestors: list[Checkpoint]

@@ -43,9 +43,13 @@ class Change(NamedTuple):
     """
 
     kind: Literal["added", "removed", "changed"]
+    """Whether the value was added, removed or changed."""
     path: tuple[Step, ...]
+    """The keys and positions that lead to the value."""
     before: Any
+    """The older value; None if it was added."""
     after: Any
+    """The newer value; None if it was removed."""
 
     def __str__(self) -> str:
         sign = {"added": "+", "removed": "-", "changed": "~"}[self.kind]
@@ -212,11 +216,16 @@ class Way(NamedTuple):
 
 
 class Comparison(NamedTuple):
+    """The changes between two checkpoints, and how each came from their common ancestor."""
+
     ancestor: Checkpoint | None
     """The newest common ancestor; None if there is none, or if damage hides it."""
     to_a: Way
+    """The steps and the usage from the ancestor to the first checkpoint."""
     to_b: Way
+    """The steps and the usage from the ancestor to the second checkpoint."""
     changes: Diff
+    """The changes from the first checkpoint to the second."""
 
 
 def compare(repository: Repository, a: Checkpoint, b: Checkpoint) -> Comparison:
@@ -239,6 +248,7 @@ class Changes(NamedTuple):
     ancestor: Checkpoint | None
     """That ancestor. None for a first checkpoint, whose whole state counts as added."""
     diff: Diff
+    """The changes since that ancestor."""
 
 
 def changes(reader: Reader, place: Address, source: Source) -> Changes:

@@ -49,8 +49,11 @@ class Owner(NamedTuple):
     """A process. The fields identify it even if its pid is used again, also after a reboot."""
 
     host: str
+    """The name of the machine."""
     pid: int
+    """The process id."""
     boot: str
+    """An id of the machine's last start. Process ids are compared only within one start."""
     space: str
     """The pid namespace: each container has its own pids."""
     started: str

@@ -45,6 +45,7 @@ class Part(NamedTuple):
     value: Any
     """The value itself; None for lists and dicts."""
     start: int
+    """The position of the first of `items`."""
     items: list[tuple[Any, Part]]
     """Entries of a list or dict from `start` on, by position or key, without their own entries."""
 
@@ -57,6 +58,7 @@ class Items(NamedTuple):
     start: int
     """The position of the first of `values`."""
     values: list[Any]
+    """The items, from `start` on."""
 
 
 def part(root: Node, path: state_paths.Path, source: Source, start: int, limit: int) -> Part:
@@ -188,6 +190,7 @@ class Series:
         self._known = loading.Known(limit)
 
     def load(self, checkpoint: Checkpoint) -> Any:
+        """Return the state of a checkpoint. Do not change it: other states share its objects."""
         with open_reader(self._backend) as reader:
             row = self._row(reader, checkpoint)
             source = StoredData(self._backend, reader)

@@ -46,15 +46,19 @@ class MessagePart(NamedTuple):
     """A part of a message: a text, a tool call, a result, or the name of a file or an image."""
 
     kind: PartKind
+    """The kind: "text", "thinking", "call", "result" or "file"."""
     role: str
     """The author: "user", "assistant", "system", "tool" …"""
     text: str = ""
+    """The text, that of a result, or the name of a file."""
     name: str | None = None
     """The tool of a call, and of a result if the message names it."""
     arguments: Any = None
+    """The arguments of a call."""
     id: str | None = None
     """The id of the call."""
     is_error: bool = False
+    """Whether the result is an error."""
 
     def __str__(self) -> str:
         """Return one line, such as "assistant: Hello", "→ search(q='x')" or "← 3 hits"."""

@@ -337,12 +337,15 @@ class NextStep(NamedTuple):
     created_at: dt.datetime | None
     """When the operation was done. None for a save, whose time is that of its checkpoint."""
     details: dict[str, Any]
+    """The details of the entry; empty for a save."""
     checkpoint: Checkpoint | None
     """The checkpoint that the entry is about."""
     moves_head: bool
+    """Whether the head would move."""
     head_before: Checkpoint | None
+    """The head before the step, if it moves the head. None for no head."""
     head_after: Checkpoint | None
-    """The head before and after the step, if it moves the head. None for no head."""
+    """The head after the step, if it moves the head. None for no head."""
 
     @property
     def deleted(self) -> int:

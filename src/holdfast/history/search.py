@@ -53,6 +53,7 @@ class SearchHit:
     """A place where a searched text was found."""
 
     session: str
+    """The name of the session."""
     checkpoint: Checkpoint | None
     """The checkpoint in which the text came; None if it is in the name of the session."""
     path: tuple[Any, ...]
@@ -60,6 +61,7 @@ class SearchHit:
     snippet: str
     """The text that was found, and what is around it. Control characters are spaces."""
     start: int
+    """The position in `snippet` at which the text that was found begins."""
     end: int
     """The text that was found is `snippet[start:end]`."""
 

@@ -44,6 +44,7 @@ class Totals(NamedTuple):
 
     @property
     def total(self) -> Usage:
+        """The usage of the session and of its child sessions."""
         return self.spent + self.children
 
 

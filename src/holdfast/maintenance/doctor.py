@@ -41,6 +41,7 @@ class Finding(NamedTuple):
     how: Literal["ok", "note", "bad"]
     """"bad" keeps the store from working; "note" is worth a look."""
     what: str
+    """What was checked, and what was found."""
     do: str | None = None
     """The advice, if there is any."""
     error: HoldfastError | None = None

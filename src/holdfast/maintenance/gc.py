@@ -382,8 +382,11 @@ class GcResult(NamedTuple):
     """The numbers of checkpoints, sessions and rows of data that a run of gc has freed."""
 
     checkpoints: int = 0
+    """Number of checkpoints that were freed."""
     sessions: int = 0
+    """Number of deleted sessions that were freed."""
     rows: int = 0
+    """Number of rows of data that were freed."""
     held: int = 0
     """Deleted checkpoints that gc holds back, for at most a day: see `Retention.max_age`."""
     blocked: bool = False

@@ -51,6 +51,7 @@ class SessionRepair(NamedTuple):
     """The repairs of a session, and its losses."""
 
     session: str
+    """The name of the session."""
     moved: tuple[int, int] | None
     """The head's seq before and after; None if the head was not moved."""
     rebuilt: tuple[str, ...]

@@ -139,8 +139,11 @@ class Verdict(NamedTuple):
     """Whether a checkpoint is kept, and the reason."""
 
     checkpoint: Checkpoint
+    """The checkpoint."""
     keep: bool
+    """Whether it is kept."""
     reason: str
+    """The rule that decided it."""
     protected: bool = False
     """The checkpoint is kept even if a limit would delete it."""
     by_age: bool = False
@@ -151,12 +154,15 @@ class Plan(NamedTuple):
     """The decisions of a rule on every checkpoint of a session."""
 
     session: str
+    """The name of the session."""
     verdicts: tuple[Verdict, ...]
+    """What happens to each checkpoint, and why."""
     whole: str | None = None
     """The reason why the whole session is deleted; None if it is not."""
 
     @property
     def removed(self) -> tuple[Verdict, ...]:
+        """The verdicts on the checkpoints that are deleted."""
         return tuple(v for v in self.verdicts if not v.keep)
 
     @property
@@ -166,6 +172,7 @@ class Plan(NamedTuple):
 
     @property
     def kept(self) -> tuple[Verdict, ...]:
+        """The verdicts on the checkpoints that are kept."""
         return tuple(v for v in self.verdicts if v.keep)
 
     def __str__(self) -> str:

@@ -30,7 +30,9 @@ class Stats(NamedTuple):
     """Counts and sizes of a whole store."""
 
     sessions: int
+    """Number of sessions, without deleted ones."""
     checkpoints: int
+    """Number of checkpoints, without deleted ones."""
     deleted: int
     """Checkpoints that are deleted, and that gc() has not freed yet."""
     rows: dict[str, int]

@@ -128,9 +128,13 @@ class Problem(NamedTuple):
     """One damaged part of a store, and whether the state can still be loaded."""
 
     session: str | None
+    """The name of the session; None if the damage concerns the whole store."""
     checkpoint: str | None
+    """The id of the checkpoint; None if the damage concerns several or none."""
     what: str
+    """The damage."""
     loads: bool
+    """Whether the state of the checkpoint can still be loaded."""
 
     def __str__(self) -> str:
         where = " ".join(
@@ -145,8 +149,11 @@ class VerifyResult(NamedTuple):
     """The result of a check: the problems, and the numbers of sessions and checkpoints checked."""
 
     problems: tuple[Problem, ...]
+    """The damage."""
     sessions: int
+    """Number of sessions that were checked."""
     checkpoints: int
+    """Number of checkpoints that were checked."""
     loadable: int
     """Number of checkpoints whose state can be loaded by its id.
 
@@ -155,6 +162,7 @@ class VerifyResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
+        """Whether no damage was found."""
         return not self.problems
 
     def __str__(self) -> str:

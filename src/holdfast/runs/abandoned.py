@@ -39,6 +39,7 @@ class Abandoned(NamedTuple):
     """A run that can be resumed: it has not completed, and no process runs it."""
 
     session: str
+    """The name of the session."""
     run: str
     """The id of the run."""
     name: str | None

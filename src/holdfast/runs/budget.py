@@ -25,8 +25,11 @@ class BudgetSpent(NamedTuple):
     """The limit that has halted a run."""
 
     limit: Literal["cost", "tokens", "turns"]
+    """The limit that is spent: "cost", "tokens" or "turns"."""
     allowed: float
+    """The value of that limit."""
     spent: float
+    """What the run has spent of it."""
 
     @property
     def summary(self) -> str:
@@ -63,8 +66,11 @@ class Budget:
     """
 
     cost: float | None = None
+    """The limit of the cost; None means no limit."""
     tokens: int | None = None
+    """The limit of all tokens; None means no limit."""
     turns: int | None = None
+    """The limit of the turns; None means no limit."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "turns"):

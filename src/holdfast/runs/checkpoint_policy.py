@@ -17,7 +17,9 @@ class Moment(NamedTuple):
     """The situation in which a policy decides."""
 
     event: Event
+    """What has happened: "llm" (a step has returned), "tool" (a tool has returned) or "turn"."""
     turn: int
+    """The number of the turn."""
     seconds: float
     """Seconds since the last checkpoint, or since the start of the run."""
 
@@ -52,6 +54,7 @@ class AfterToolCall(Policy):
     """A checkpoint after each tool call, and at the end of each turn."""
 
     def wants(self, moment: Moment) -> bool:
+        """Return whether a tool has returned, or a turn has ended."""
         return moment.event in ("tool", "turn")
 
 
@@ -60,6 +63,7 @@ class AfterLLMResponse(Policy):
     """A checkpoint after each step, and at the end of each turn."""
 
     def wants(self, moment: Moment) -> bool:
+        """Return whether a step has returned, or a turn has ended."""
         return moment.event in ("llm", "turn")
 
 
@@ -71,12 +75,14 @@ class EveryN(Policy):
     """
 
     n: int = 1
+    """A checkpoint is saved at the end of every n-th turn."""
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
             raise InvalidRequest(f"EveryN needs a number from 1 on, not {self.n!r}")
 
     def wants(self, moment: Moment) -> bool:
+        """Return whether this turn is one of those that get a checkpoint."""
         return moment.event == "turn" and moment.turn > 0 and moment.turn % self.n == 0
 
 
@@ -85,12 +91,14 @@ class EverySeconds(Policy):
     """A checkpoint after the first event at least `seconds` after the last checkpoint."""
 
     seconds: float
+    """The shortest time between two checkpoints."""
 
     def __post_init__(self) -> None:
         if type(self.seconds) not in (int, float) or not 0 < self.seconds < float("inf"):
             raise InvalidRequest(f"EverySeconds needs a number above 0, not {self.seconds!r}")
 
     def wants(self, moment: Moment) -> bool:
+        """Return whether enough time has passed since the last checkpoint."""
         return moment.seconds >= self.seconds
 
 
@@ -99,6 +107,7 @@ class Never(Policy):
     """No checkpoint, except at the end of the run and when the code calls run.checkpoint()."""
 
     def wants(self, moment: Moment) -> bool:  # noqa: ARG002 - the same for every moment
+        """Return False."""
         return False
 
 

@@ -41,6 +41,7 @@ class Pending(NamedTuple):
     key: str
     """The key for resolve() and answer(). They also take the whole Pending."""
     name: str
+    """The name of the tool, step or question."""
     state: Literal["running", "in doubt", "waiting"]
     """A live worker makes the call ("running"), the worker died during it ("in doubt"), or the run
     waits for an answer ("waiting")."""
@@ -49,7 +50,9 @@ class Pending(NamedTuple):
     idempotency_key: str
     """The key that current_key() returns in the call, for every attempt."""
     run: str
+    """The id of the run."""
     turn: int
+    """The turn in which it began."""
     since: dt.datetime
     """The time at which the call began."""
 
@@ -58,21 +61,29 @@ class MadeCall(NamedTuple):
     """A tool call, step or question of a run, as the journal has recorded it."""
 
     session: str
+    """The name of the session."""
     id: str
     """The key of the call. For a tool call, this is the id that the model has given it."""
     name: str
+    """The name of the tool, step or question."""
     arguments: Any
+    """The arguments of the call."""
     result: Any
+    """The recorded result; None if there is none."""
     success: bool | None
     """None while the call has not ended."""
     error: str | None
     """Type and text of the error: "ValueError: no such flight"."""
     started: dt.datetime
+    """When the call began."""
     duration: float | None
     """Seconds from begin to end. None while the call has not ended."""
     run: str
+    """The id of the run that made the call."""
     turn: int
+    """The turn in which it was made."""
     kind: Literal["tool", "step", "wait"]
+    """What was called; a "wait" is a question."""
 
 
 def of_session(reader: Reader, number: int, name: str) -> list[Pending]:
