@@ -80,6 +80,13 @@ class ModelSession:
         if what.deleted is not None:
             self.deleted.add(what.deleted)
 
+    def living_ancestor(self, n: int) -> int | None:
+        """The nearest ancestor in this session that is not deleted."""
+        at = self.checkpoints[n][1]
+        while at is not None and at in self.deleted:
+            at = self.checkpoints[at][1]
+        return at
+
     @property
     def living(self) -> list[int]:
         return [n for n in range(len(self.checkpoints)) if n not in self.deleted]
@@ -244,12 +251,15 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject, which: int) -> None:
         name, target = self.draw_living(data)
         model, session = self.model[name], self.handle(name, which)
-        if target == model.head:
-            with pytest.raises(holdfast.InvalidRequest):
-                session.delete(self.ids[name][target])
-            return
+        head = model.head
+        if target == head:
+            head = model.living_ancestor(target)
+            if head is None:
+                with pytest.raises(holdfast.InvalidRequest):
+                    session.delete(self.ids[name][target])
+                return
         session.delete(self.ids[name][target])
-        model.move(model.head, target)
+        model.move(head, target)
         with pytest.raises(holdfast.CheckpointNotFound):
             session.load(self.ids[name][target])
 
