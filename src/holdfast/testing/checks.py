@@ -25,11 +25,12 @@ def equal(found: object, wanted: object) -> None:
 def raises(
     kind: type[BaseException] | tuple[type[BaseException], ...], text: str = ""
 ) -> Iterator[None]:
-    """Return a context that must raise this error, with this text in its message."""
+    """Return a context that must raise this error, with this text in its message or its hint."""
     try:
         yield
     except kind as e:
-        expect(text in str(e), f"{text!r} is not in {e}")
+        said = f"{e} {getattr(e, 'hint', '')}"
+        expect(text in said, f"{text!r} is not in {said}")
         return
     raise AssertionError(f"{kind} was not raised")
 

@@ -248,13 +248,13 @@ class StoreContract:
             session.rewind(made[1])
             for elsewhere in ("tag:t4", "label:l2", "l2"):  # not among the head's ancestors
                 at = made[4] if elsewhere == "tag:t4" else made[5]
-                with raises(CheckpointNotFound, f"is on another branch, at checkpoint {at.id}"):
+                with raises(CheckpointNotFound, at.id):
                     session.get(elsewhere)
             fork = session.fork("fork", made[0])
-            with raises(CheckpointNotFound, "is on a branch of session 's', at checkpoint"):
+            with raises(CheckpointNotFound, made[5].id):
                 fork.get("l2")
             session.delete(made[5])
-            with raises(CheckpointNotFound, f"at checkpoint {made[2].id}"):
+            with raises(CheckpointNotFound, made[2].id):
                 session.get("l2")
             equal(session.get(made[4].id).tags, ("t4",))
 
