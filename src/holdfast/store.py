@@ -577,7 +577,7 @@ class Store:
 
         return export(self._repository, Path(os.fspath(path)), sessions, progress)
 
-    def import_export(
+    def import_exported(
         self,
         path: str | os.PathLike[str],
         *,

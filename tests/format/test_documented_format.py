@@ -619,7 +619,7 @@ def golden(request, tmp_path):
         return f"files:{tmp_path / 'files'}"
     if request.param.endswith(".jsonl"):
         with holdfast.open(path) as store:
-            taken = store.import_export(GOLDEN / request.param)
+            taken = store.import_exported(GOLDEN / request.param)
             assert (taken.sessions, taken.skipped) == (11, ())
         return str(path)
     shutil.copy(GOLDEN / request.param, path)

@@ -197,7 +197,7 @@ def test_a_renamed_session_is_exported(here: Home, there: Home) -> None:
     session.rename("new")
     for name in ("out.jsonl", "folder"):
         here.store.export(here.folder / name)
-    there.store.import_export(here.folder / "out.jsonl")
+    there.store.import_exported(here.folder / "out.jsonl")
     assert there.session("new").load() == session.load()
     there.session("new").save({})
     assert there.store.verify(read_data=True).ok

@@ -329,7 +329,7 @@ def test_a_store_is_not_copied_to_itself(kind: str, tmp_path: Path) -> None:
         assert home.store.stats() == before
         if home.kind == "files":
             with pytest.raises(InvalidRequest, match="itself"):
-                home.store.import_export(home.path)
+                home.store.import_exported(home.path)
     finally:
         home.give_back()
 

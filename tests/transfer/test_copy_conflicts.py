@@ -284,7 +284,7 @@ def test_a_session_that_was_deleted_there(here: Home, there: Home, tmp_path: Pat
     here.store.export(tmp_path / "all.jsonl")
     here.store.copy(there.store)
     there.session().delete()
-    for done in (here.store.copy(there.store), there.store.import_export(tmp_path / "all.jsonl")):
+    for done in (here.store.copy(there.store), there.store.import_exported(tmp_path / "all.jsonl")):
         [(name, why)] = done.skipped
         assert (name, "deleted" in why, "undo" in why) == ("s", True, False), why
         assert not there.session().exists()
@@ -293,7 +293,7 @@ def test_a_session_that_was_deleted_there(here: Home, there: Home, tmp_path: Pat
     refused(here, there, "changed in the other store")
     there.session().delete()
     there.store.gc()
-    assert there.store.import_export(tmp_path / "all.jsonl").skipped == ()
+    assert there.store.import_exported(tmp_path / "all.jsonl").skipped == ()
     assert there.session().load() == session.load()
     whole(there)
 

@@ -50,7 +50,7 @@ def test_a_damaged_line_of_a_log(tmp_path: Path, there: Home) -> None:
         log.write_bytes(b"".join(damaged))
         with holdfast.open(f"files:{path}") as store:
             assert [name for name, _ in store.copy(there.store).skipped] == ["s"]
-        assert [name for name, _ in there.store.import_export(path).skipped] == ["s"]
+        assert [name for name, _ in there.store.import_exported(path).skipped] == ["s"]
         assert names(there) == ["fine"]
 
 
@@ -118,7 +118,7 @@ def test_a_made_up_copy_of_a_session_that_is_there(here: Home, there: Home, tmp_
         plant(here, number, row, root)
         path = tmp_path / f"{n}.jsonl"
         here.store.export(path)
-        assert [name for name, _ in there.store.import_export(path).skipped] == ["s"]
+        assert [name for name, _ in there.store.import_exported(path).skipped] == ["s"]
         assert names(there) == ["s", "z"]
     assert there.store.verify(read_data=True).ok
 
@@ -199,7 +199,7 @@ def test_every_bit_of_a_journal_counts(here: Home, tmp_path: Path) -> None:
             damaged = [*lines[:n], flipped(line, at), *lines[n + 1 :]]
             path.write_bytes(b"".join(damaged))
             with holdfast.open("memory:") as store:
-                told = store.import_export(path).skipped
+                told = store.import_exported(path).skipped
                 assert told or store.session("s").calls() == session.calls()
 
 
@@ -209,7 +209,7 @@ def test_a_line_that_cannot_be_read_is_told(here: Home, tmp_path: Path) -> None:
     lines = exported(here, path)
     path.write_bytes(b"".join([*lines, b"what is this?\n", b"and this?\n"]))
     with holdfast.open("memory:") as store:
-        done = store.import_export(path)
+        done = store.import_exported(path)
         assert (done.sessions, store.session("s").load()) == (1, {"n": 1})
         why = f"line {len(lines) + 1} of the file is damaged, and 1 more"
         assert done.skipped == (("all.jsonl", why),)
@@ -222,11 +222,11 @@ def test_some_of_a_damaged_file(here: Home, tmp_path: Path) -> None:
     lines = exported(here, path)
     path.write_bytes(b"".join(line for line in lines if b'"sessions/b/' not in line))
     with holdfast.open("memory:") as store:
-        done = store.import_export(path, sessions=iter(["b", "a"]))
+        done = store.import_exported(path, sessions=iter(["b", "a"]))
         assert done.skipped == (("b", "it is missing in the file"),)
         assert [info.name for info in store.sessions()] == ["a"]
         with pytest.raises(SessionNotFound):
-            store.import_export(path, sessions=["c", "no such"])
+            store.import_exported(path, sessions=["c", "no such"])
 
 
 # -- memory ------------------------------------------------------------------------------------

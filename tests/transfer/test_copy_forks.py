@@ -73,7 +73,7 @@ def test_a_fork_of_a_freed_fork(here: Home, there: Home, tmp_path: Path) -> None
     same(here, there, "s", "a fork")
     here.store.export(tmp_path / "all.jsonl")
     with holdfast.open("memory:") as other:
-        assert other.import_export(tmp_path / "all.jsonl").skipped == ()
+        assert other.import_exported(tmp_path / "all.jsonl").skipped == ()
         assert facts(other) == facts(here.store)
 
 
@@ -92,7 +92,7 @@ def test_an_origin_that_is_lost(here: Home, there: Home, tmp_path: Path) -> None
     lost = (b'{"in":"sessions/s/session.json"', b'{"in":"sessions/s/log.jsonl"')
     kept = [line for line in lines if not line.startswith(lost)]
     (tmp_path / "some.jsonl").write_bytes(b"".join(kept))
-    assert {name for name, _ in there.store.import_export(tmp_path / "some.jsonl").skipped} == {
+    assert {name for name, _ in there.store.import_exported(tmp_path / "some.jsonl").skipped} == {
         "s", "fork",
     }  # fmt: skip
     assert names(there) == []

@@ -35,11 +35,11 @@ def test_there_and_back(home: Home, tmp_path: Path, form: str, seed: int) -> Non
     done = home.store.export(tmp_path / form)
     assert done.skipped == ()
     with fresh() as copy:
-        copy.import_export(tmp_path / form)
+        copy.import_exported(tmp_path / form)
         assert repr(facts(copy)) == repr(facts(home.store))
         report = copy.verify(read_data=True)
         assert report.ok, str(report)
-        again = copy.import_export(tmp_path / form)
+        again = copy.import_exported(tmp_path / form)
         assert (again.sessions, again.skipped) == (0, ())
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([form, "home"])
 
@@ -49,7 +49,7 @@ def test_some_sessions(memory: Home, tmp_path: Path) -> None:
         memory.filled(2, name)
     memory.store.export(tmp_path / "x.jsonl", sessions=["a", "b"])
     with fresh() as copy:
-        copy.import_export(tmp_path / "x.jsonl", sessions=["b"])
+        copy.import_exported(tmp_path / "x.jsonl", sessions=["b"])
         assert [info.name for info in copy.sessions()] == ["b"]
 
 
@@ -80,11 +80,11 @@ def test_refused(memory: Home, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError):
         memory.store.export(tmp_path / "no" / "x.jsonl")
     with pytest.raises(NotFound):
-        memory.store.import_export(tmp_path / "nowhere.jsonl")
+        memory.store.import_exported(tmp_path / "nowhere.jsonl")
     for text in ("", "mine", "{}", '{"holdfast":"export","format":2,"sessions":[]}', "\x28\xb5"):
         (tmp_path / "bad.jsonl").write_text(text)
         with pytest.raises(UnsupportedFormat):
-            memory.store.import_export(tmp_path / "bad.jsonl")
+            memory.store.import_exported(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize("form", FORMS[:2])
@@ -109,7 +109,7 @@ def test_a_name_as_long_as_names_can_be(memory: Home, tmp_path: Path, form: str)
     memory.filled(1)
     memory.store.export(path)
     with fresh() as copy:
-        assert copy.import_export(path).checkpoints == 1
+        assert copy.import_exported(path).checkpoints == 1
     assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "home"])
 
 
@@ -126,7 +126,7 @@ def test_an_error_of_who_is_told_of_progress(memory: Home, tmp_path: Path, form:
     assert caught.value is gone
     memory.store.export(tmp_path / form)
     with fresh() as copy, pytest.raises(BrokenPipeError) as caught:
-        copy.import_export(tmp_path / form, progress=tell)
+        copy.import_exported(tmp_path / form, progress=tell)
     assert caught.value is gone
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([form, "home"])
 
@@ -178,7 +178,7 @@ def test_no_line_is_lost_in_silence(
         for instead in ([damaged], []):
             path.write_bytes(b"".join([*lines[:n], *instead, *lines[n + 1 :]]))
             with fresh() as copy:
-                told = [name for name, _ in copy.import_export(path).skipped]
+                told = [name for name, _ in copy.import_exported(path).skipped]
                 assert told == ["a"]
             _check(path, want)
 
@@ -186,7 +186,7 @@ def test_no_line_is_lost_in_silence(
 def _check(path: Path, want: dict[str, Any]) -> None:
     with fresh() as copy:
         try:
-            done = copy.import_export(path)
+            done = copy.import_exported(path)
         except HoldfastError:
             assert list(copy.sessions()) == []
             return
@@ -214,7 +214,7 @@ def test_nothing_is_written_elsewhere(memory: Home, tmp_path: Path, place: Any) 
     inner.mkdir()
     (inner / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = sorted(tmp_path.rglob("*"))
-    done = memory.store.import_export(inner / "x.jsonl")
+    done = memory.store.import_exported(inner / "x.jsonl")
     assert [name for name, _ in done.skipped] == ["a", "x.jsonl"]
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -249,10 +249,10 @@ def test_a_bomb_is_refused(memory: Home, tmp_path: Path, what: str) -> None:
     assert path.stat().st_size < 2000
     with holdfast.memory_limit(1_000_000):
         with pytest.raises(holdfast.TooBig, match="more than 1,000,000 bytes") as refusal:
-            memory.store.import_export(path)
+            memory.store.import_exported(path)
         assert "memory_limit" in (refusal.value.hint or "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
-    memory.store.import_export(path)
+    memory.store.import_exported(path)
 
 
 def test_a_bomb_is_refused_in_asyncio(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_a_bomb_is_refused_in_asyncio(tmp_path: Path) -> None:
     async def read() -> None:
         async with await holdfast.aopen("memory:") as store:
             with holdfast.memory_limit(1_000_000), pytest.raises(holdfast.TooBig):
-                await store.import_export(path)
-            await store.import_export(path)
+                await store.import_exported(path)
+            await store.import_exported(path)
 
     asyncio.run(read())
 
@@ -270,7 +270,7 @@ def test_a_bomb_is_refused_in_asyncio(tmp_path: Path) -> None:
 def test_a_checkpoint_is_one_line(memory: Home, tmp_path: Path) -> None:
     """Else many short lines would make a file that is read whole."""
     line = in_place("sessions/x/checkpoints/1.json", b"1")
-    done = memory.store.import_export(bomb(tmp_path / "x.jsonl.zst", 3 * line))
+    done = memory.store.import_exported(bomb(tmp_path / "x.jsonl.zst", 3 * line))
     assert done.skipped == (("x.jsonl.zst", "line 3 of the file is damaged, and 1 more"),)
 
 
@@ -278,13 +278,13 @@ def test_text_that_looks_like_lists_is_text(memory: Home, tmp_path: Path) -> Non
     memory.session("s").save({"code": "[],{}:" * 30_000, "quotes": '"\\' * 10_000})
     memory.store.export(tmp_path / "x.jsonl")
     with holdfast.memory_limit(3_000_000), holdfast.open("memory:") as other:
-        assert other.import_export(tmp_path / "x.jsonl").checkpoints == 1
+        assert other.import_exported(tmp_path / "x.jsonl").checkpoints == 1
 
 
 def test_a_bomb_that_expands_too_much_is_refused(memory: Home, tmp_path: Path) -> None:
     path = bomb(tmp_path / "x.jsonl.zst", b"0" * (17 << 20))
     with pytest.raises(holdfast.Corrupt, match="more than its size allows"):
-        memory.store.import_export(path)
+        memory.store.import_exported(path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "x.jsonl.zst"]
 
 
@@ -301,17 +301,17 @@ def test_what_compresses_all_too_well_is_no_bomb(
     memory.store.export(path)
     assert path.stat().st_size < 10_000
     with fresh() as copy:
-        assert copy.import_export(path).checkpoints == 3
+        assert copy.import_exported(path).checkpoints == 3
         assert facts(copy) == facts(memory.store)
     packed = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True)
     plain = packed.read()
     path.write_bytes(zstandard.ZstdCompressor().compress(plain))
     with fresh() as copy:
         with pytest.raises(holdfast.Corrupt, match="more than its size allows") as refusal:
-            copy.import_export(path)
+            copy.import_exported(path)
         assert "zstd -d" in (refusal.value.hint or "")
         (tmp_path / "x.jsonl").write_bytes(plain)  # as that hint says
-        assert copy.import_export(tmp_path / "x.jsonl").checkpoints == 3
+        assert copy.import_exported(tmp_path / "x.jsonl").checkpoints == 3
 
 
 def test_a_line_for_which_memory_is_short(
@@ -329,7 +329,7 @@ def test_a_line_for_which_memory_is_short(
 
     monkeypatch.setattr(portable, "loads", short)
     with fresh() as copy:
-        done = copy.import_export(tmp_path / "x.jsonl")
+        done = copy.import_exported(tmp_path / "x.jsonl")
         assert [name for name, _ in done.skipped] == ["a", "x.jsonl"]
         assert [info.name for info in copy.sessions()] == ["b"]
 
@@ -342,5 +342,5 @@ def test_what_runs_have_called_goes_along(home: Home, tmp_path: Path, form: str)
         )
     home.store.export(tmp_path / form)
     with fresh() as copy:
-        assert copy.import_export(tmp_path / form).skipped == ()
+        assert copy.import_exported(tmp_path / form).skipped == ()
         assert copy.session("s").tool_calls() == home.session("s").tool_calls() != []

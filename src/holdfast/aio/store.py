@@ -309,7 +309,7 @@ class AsyncStore(_Handle[Store]):
     stats = _awaited(Store.stats)
     backup = _awaited(Store.backup)
     export = _awaited(Store.export)
-    import_export = _awaited(Store.import_export)
+    import_exported = _awaited(Store.import_exported)
     pending = _awaited(Store.pending)
     abandoned = _awaited(Store.abandoned)
     ready = _awaited(Store.ready)

@@ -1,8 +1,8 @@
 """Adopt a fork: add the checkpoints of its line to the session that it was forked from.
 
-The new checkpoints have the fields of the fork's, and their own ids. They share all data with the
-fork, which stays as it is. Whatever belongs to the journal of the fork is left out: the marks of
-its runs, and how their usage splits into calls.
+The new checkpoints have ids of their own, and otherwise the fields of the fork's checkpoints. They
+share all data with the fork, which stays as it is. They do not say which run saved them, nor how
+its usage splits into calls, because that refers to the journal of the fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Learn from its neighbours about a checkpoint whose record is unreadable.
 
-A checkpoint stores the id and the step of its parent, and the seq of its grandparent. The head's
-row stores the seq of the head's parent. So a damaged record leaves traces in its neighbours.
+A checkpoint stores its parent's id and step, and its grandparent's seq. The head's row stores the
+seq of the head's parent. So a damaged record leaves traces in its neighbours.
 """
 
 from __future__ import annotations

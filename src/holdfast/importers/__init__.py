@@ -93,7 +93,7 @@ def import_(
     if format is None:
         format = recognise(path)
     if format == "export":
-        return ImportResult(*store.import_export(path, sessions=sessions, progress=progress))
+        return ImportResult(*store.import_exported(path, sessions=sessions, progress=progress))
     if sessions is not None:
         raise InvalidRequest("sessions can be chosen only from an export", hint="leave them out")
     if format not in _IMPORTS:

@@ -447,7 +447,7 @@ def test_links_are_refused_and_never_followed(path, opened, place):
     if place not in ("sessions", "blobs", "locks", "locks/turn"):
         assert not opened().verify().ok
     with holdfast.open("memory:") as other:
-        refused(lambda _: other.import_export(path))
+        refused(lambda _: other.import_exported(path))
         assert not [*other.sessions()]
     if place not in ("version", "sessions/s/head", "sessions/s/journal", "locks/freed"):
         refused(use)
@@ -513,7 +513,7 @@ def test_what_can_only_be_read(path, opened, monkeypatch, locks):
     assert store.stats()
     store.backup(path.parent / "copy")
     with holdfast.open("memory:") as other:
-        assert other.import_export(path).sessions == 1
+        assert other.import_exported(path).sessions == 1
     with pytest.raises(Unavailable):
         opened().session("s").save({})
 

@@ -245,7 +245,7 @@ def test_a_role_with_the_rights_that_are_documented_does_all_that_agents_do(
             with other.session("brought").run() as run:
                 run.step("one", int)
             other.copy(store)
-        store.import_export(tmp_path / "all.jsonl")
+        store.import_exported(tmp_path / "all.jsonl")
         assert store.verify(read_data=True).ok
         mends(store, schema)
     with postgres.admin(url.partition("?")[0]) as link:
