@@ -17,6 +17,7 @@ from holdfast.format.msgpack import FOLLOWING
 from holdfast.format.nodes import LIST, RAW, Blob, Leaf, Node, Rope, node_of
 from holdfast.format.state_paths import dotted
 from holdfast.history import lineage
+from holdfast.history.message_parts import message_parts, one_line, short
 from holdfast.model import Usage
 from holdfast.storage.rows import Address
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 Step = str | int | Any
+_WIDTH = 72
+"""Characters of a value in a line about a change."""
 
 
 class Change(NamedTuple):
@@ -55,10 +58,10 @@ class Change(NamedTuple):
         sign = {"added": "+", "removed": "-", "changed": "~"}[self.kind]
         where = dotted(self.path)
         if self.kind == "added":
-            return f"{sign} {where}: {summary(self.after)}"
+            return f"{sign} {where}: {_shown(self.after)}"
         if self.kind == "removed":
-            return f"{sign} {where}: {summary(self.before)}"
-        return f"{sign} {where}: {summary(self.before)} → {summary(self.after)}"
+            return f"{sign} {where}: {_shown(self.before)}"
+        return f"{sign} {where}: {_shown(self.before)} → {_shown(self.after)}"
 
 
 class Diff(tuple[Change, ...]):
@@ -70,18 +73,10 @@ class Diff(tuple[Change, ...]):
         return "\n".join(map(str, self)) if self else "no difference"
 
 
-def summary(value: Any, width: int = 72) -> str:
-    """Return a value as one line of at most `width` characters; a message as its role and text."""
-    if isinstance(value, dict) and "role" in value:
-        content = value.get("content")
-        text = content if isinstance(content, str) else repr(content)
-        calls = value.get("tool_calls")
-        called = f" (+{len(calls)} tool calls)" if isinstance(calls, list) and calls else ""
-        line = f"{value['role']}: {text}{called}"
-    else:
-        line = repr(value)
-    line = " ".join(line.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+def _shown(value: Any) -> str:
+    """Return a value as one short line; a message as its text and its calls."""
+    parts = message_parts(value)
+    return one_line("  ".join(map(str, parts)), _WIDTH) if parts else short(value, _WIDTH)
 
 
 def diff(a: Node, b: Node, source: Source) -> Diff:
